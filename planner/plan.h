@@ -1,0 +1,68 @@
+/* A plan: who runs which layers of which model. A plain value; copied freely, compared by its
+ * epoch. PROTOCOL 3.2: an epoch is (term, planner, sequence, hash of the plan), with a 64-bit alias
+ * on the wire. */
+#ifndef COVEY_PLANNER_PLAN_H
+#define COVEY_PLANNER_PLAN_H
+
+#include "base/err.h"
+#include "base/id.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum {
+    PLAN_STAGES_MAX = 16,
+    MODEL_NAME_MAX = 96, /* bytes with the NUL */
+    MODEL_LAYERS_MAX = 512,
+    NODES_MAX = 16, /* nodes that a plan considers */
+};
+
+enum precision { PRECISION_FAST = 0, PRECISION_F32 = 1 };
+enum backend { BACKEND_NATIVE = 0 };
+
+struct epoch {
+    uint64_t term;
+    struct node_id planner;
+    uint64_t sequence;
+    struct hash256 hash; /* over everything else in the plan */
+};
+
+struct plan_stage {
+    struct node_id node;
+    uint64_t boot_id;      /* the incarnation of the participant that was planned for (3.1) */
+    uint32_t first_layer;  /* of the model */
+    uint32_t n_layers;     /* at least 1; the head also embeds, the tail also computes logits */
+    uint64_t memory_bytes; /* to be reserved: weights + KV for the context + activations */
+};
+
+struct plan {
+    struct epoch epoch;
+    struct hash256 model; /* manifest id */
+    char model_name[MODEL_NAME_MAX];
+    uint32_t n_layers;
+    uint32_t context;            /* positions */
+    uint8_t precision;           /* enum precision */
+    uint8_t backend;             /* enum backend */
+    uint32_t arithmetic_version; /* participants must match */
+    uint32_t n_stages;           /* stage 0 is the head, the last one the tail */
+    struct plan_stage stages[PLAN_STAGES_MAX];
+    double predicted_token_us;   /* time per output token of one stream */
+    double predicted_prefill_us; /* time per prompt token */
+};
+
+#define PLAN_INIT ((struct plan){.n_stages = 0})
+
+/* Stage i of the plan that `id` executes, or -1. */
+int plan_stage_of(const struct plan *p, const struct node_id *id);
+/* Fills epoch.hash from all other fields. */
+void plan_seal(struct plan *p);
+/* ERR_CORRUPT unless layers are covered once in order, counts are within limits and the hash is
+ * right. */
+enum err plan_check(const struct plan *p);
+/* The 64 bits that frames carry: never 0. */
+uint64_t epoch_alias(const struct epoch *e);
+/* Order of (term, planner, sequence). */
+int epoch_cmp(const struct epoch *a, const struct epoch *b);
+bool epoch_eq(const struct epoch *a, const struct epoch *b);
+
+#endif

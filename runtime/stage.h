@@ -1,0 +1,68 @@
+/* A stage: a run of consecutive layers of one model with its KV cache, executed in this process.
+ *
+ * A step is a batch of rows from several sequences ("segments"). Row bits never depend on the other
+ * rows of the step, on the chunking or on the number of threads (DESIGN section 6). Owned and
+ * called by one thread; the pool does the rest. The interface already carries batches; tensor
+ * slices and several chunks in flight come later. */
+#ifndef COVEY_RUNTIME_STAGE_H
+#define COVEY_RUNTIME_STAGE_H
+
+#include "base/err.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct model; /* runtime/model.h */
+struct pool;  /* runtime/pool.h */
+struct stage;
+
+enum stage_precision { STAGE_FAST = 0, STAGE_F32 = 1 };
+enum stage_logits { STAGE_LOGITS_NONE = 0, STAGE_LOGITS_LAST = 1, STAGE_LOGITS_ALL = 2 };
+
+enum {
+    STAGE_SEGMENTS_MAX = 64, /* segments of one step */
+    STAGE_SLOTS_MAX = 64,    /* sequences that a stage holds at once */
+    STAGE_ROWS_MAX = 512,    /* rows of one step */
+};
+
+struct stage_options {
+    uint32_t first_layer, n_layers;
+    uint32_t context; /* positions per slot */
+    uint32_t n_slots; /* sequences with KV of their own, at least 1 */
+    enum stage_precision precision;
+};
+
+/* Some consecutive positions of one sequence. */
+struct stage_segment {
+    uint32_t slot;            /* 0 <= slot < n_slots: whose KV */
+    uint32_t position;        /* of its first row; must be at most the slot's filled length */
+    uint32_t n_rows;          /* at least 1 */
+    const int32_t *token_ids; /* [n_rows]; read by a head only, may be NULL elsewhere */
+    enum stage_logits logits; /* which rows yield logits; read by a tail only */
+};
+
+/* Maps the weights that the layers need (a stage that starts at layer 0 is a head, one that ends
+ * with the last is a tail) and reserves KV. Keeps a reference to the model and the pool.
+ * ERR_INVALID, ERR_NO_MEMORY, ERR_CORRUPT. */
+enum err stage_new(struct model *model, struct pool *pool, const struct stage_options *options,
+                   struct stage **ret, struct err_text *text);
+void stage_free(struct stage *stage);
+
+/* Bytes that stage_new reserves beside the mapped weights (KV + working memory), for budgets. */
+uint64_t stage_memory_bytes(const struct model *model, const struct stage_options *options);
+
+/* Executes one step over all segments, rows in the order of the segments.
+ *   in      [n_rows, n_embd] F32 from the stage before; NULL for a head
+ *   out     [n_rows, n_embd] F32 for the next stage; NULL for a tail
+ *   logits  [n_logit_rows, n_vocab] F32, rows in order; NULL unless a tail
+ * The KV of each slot is written at the segment's positions; a slot's filled length becomes
+ * position + n_rows (a segment may start before the filled length: later positions are then
+ * dropped). ERR_INVALID on a bad segment. */
+enum err stage_forward(struct stage *stage, const struct stage_segment *segments,
+                       uint32_t n_segments, const float *in, float *out, float *logits);
+
+/* Filled positions of a slot; forget all beyond n. */
+uint32_t stage_slot_length(const struct stage *stage, uint32_t slot);
+void stage_slot_truncate(struct stage *stage, uint32_t slot, uint32_t n);
+
+#endif
