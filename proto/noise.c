@@ -164,10 +164,16 @@ void noise_start(struct noise_handshake *h, const struct noise_options *options)
     mix_hash(h, options->prologue, options->n_prologue);
     memcpy(h->static_public, options->static_public, 32);
     memcpy(h->static_secret, options->static_secret, 32);
-    memcpy(h->ephemeral_secret, options->ephemeral_secret, 32);
-    noise_public_key(h->ephemeral_secret, h->ephemeral_public);
+    if (options->ephemeral_secret)
+        noise_set_ephemeral(h, options->ephemeral_secret);
     if (options->psk)
         memcpy(h->psk, options->psk, sizeof h->psk);
+}
+
+void noise_set_ephemeral(struct noise_handshake *h, const uint8_t secret[32])
+{
+    memcpy(h->ephemeral_secret, secret, 32);
+    noise_public_key(secret, h->ephemeral_public);
 }
 
 /* The tokens of XX, one string of letters for each message: e, s, and E (ee), S (es), T (se), P

@@ -66,6 +66,8 @@ struct noise_options {
 };
 
 void noise_start(struct noise_handshake *h, const struct noise_options *options);
+/* The ephemeral key, where the options had none. It must be there before our first noise_write. */
+void noise_set_ephemeral(struct noise_handshake *h, const uint8_t secret[32]);
 
 /* How many bytes the next message has beyond its payload. */
 size_t noise_overhead(const struct noise_handshake *h);
