@@ -1,0 +1,56 @@
+/* The context behind struct kernels. Internal to the kernels. */
+#ifndef COVEY_RUNTIME_KERNELS_CONTEXT_H
+#define COVEY_RUNTIME_KERNELS_CONTEXT_H
+
+#include "runtime/kernels/table.h"
+#include "runtime/pool.h"
+
+enum {
+    SLICE_LEVELS = 12, /* of the tree over slices: log2(SLICES_MAX) + 2 */
+    SLICE_ROWS = 96,   /* rows of one pass with slices, a multiple of both tile heights */
+    CHUNK_MAX = 2048,  /* input elements of dense panels and of opened or copied rows */
+
+    PANEL_BUFFER = 256 * 1024, /* half of a small L2; 1 MiB measured 7 to 13 % slower */
+    ROWS_BUFFER = DENSE_OUTS * CHUNK_MAX * 4,
+    STACK_BUFFER = SLICE_LEVELS * SLICE_ROWS * DENSE_OUTS * 4,
+    SCRATCH_BYTES = PANEL_BUFFER + ROWS_BUFFER + STACK_BUFFER + 256,
+};
+
+/* Working memory of one thread. */
+struct scratch {
+    uint8_t *panels; /* PANEL_BUFFER */
+    uint8_t *rows;   /* ROWS_BUFFER: opened or copied weight rows */
+    float *stack;    /* STACK_BUFFER: slice sums */
+};
+
+struct kernels {
+    struct kernel_ops ops;
+    enum kernels_variant variant;
+    struct pool *pool;
+    uint8_t *memory;
+};
+
+static inline struct scratch kernels_scratch(const struct kernels *k, uint32_t thread)
+{
+    uint8_t *p = k->memory + (size_t)thread * SCRATCH_BYTES;
+    return (struct scratch){p, p + PANEL_BUFFER, (float *)(void *)(p + PANEL_BUFFER + ROWS_BUFFER)};
+}
+
+/* Tasks for `n` equal pieces of work of `weight` multiply-adds each: 1 when they are not worth
+ * waking anybody, else a few per thread so that an interrupted thread holds up little. */
+static inline uint32_t kernels_tasks(const struct kernels *k, uint32_t n, uint64_t weight)
+{
+    uint32_t threads = pool_threads(k->pool);
+    if (threads == 1 || n < 2 || n * weight < 65536)
+        return 1;
+    uint32_t tasks = threads * 4;
+    return tasks < n ? tasks : n;
+}
+
+/* The first of `n` pieces that task t of n_tasks works on; t == n_tasks gives n. */
+static inline uint32_t task_first(uint32_t n, uint32_t n_tasks, uint32_t t)
+{
+    return (uint32_t)((uint64_t)n * t / n_tasks);
+}
+
+#endif

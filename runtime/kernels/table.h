@@ -1,0 +1,113 @@
+/* The table of functions that a variant fills, and the layouts they share. Internal to the kernels.
+ *
+ * Quantised tile: R rows of activations (R <= TILE_ROWS) side by side. For each block of 32:
+ *   int8 q[R][32]; float d[R], s[R]; int16 pairs c8[R], c16[R], c32[2][R].
+ * A pair holds -c times the sum of q over columns with k mod 4 < 2, and over the others (c32: of
+ * the first and of the last 16 columns): what a kernel with w in 0..2c-1 adds to be centred.
+ *
+ * Panel: 8 outputs. For each block of 32:
+ *   int8 w[8 j][8 outputs][4]: columns 4j..4j+3; float dw[8], mw[8]; and for the kinds with two
+ *   integer scales int16 sc[2][8][2], each scale twice; PANEL_S2M also int16 mn[2][8][2].
+ *
+ * Dense tile: rows side by side by DENSE_ROWS, float x[n_in][DENSE_ROWS], missing rows 0.
+ * Dense panel: float w[n_in][DENSE_OUTS]. */
+#ifndef COVEY_RUNTIME_KERNELS_TABLE_H
+#define COVEY_RUNTIME_KERNELS_TABLE_H
+
+#include "runtime/kernels/kernels.h"
+#include "runtime/kernels/open.h"
+
+enum {
+    TILE_ROWS = 8,
+    PANEL_OUTS = 8,
+    FEW_ROWS = 4, /* up to this many rows the weights are used straight from the file */
+    DENSE_ROWS = 6,
+    DENSE_OUTS = 16,
+    ATTEND_ROWS = 6,
+
+    TILE_ROW_BYTES = 56,   /* of one row in one block */
+    PANEL_BYTES = 320,     /* of one block */
+    PANEL_S6_BYTES = 384,  /* with two scales */
+    PANEL_S2M_BYTES = 448, /* and two minima */
+};
+
+static inline uint32_t panel_block_bytes(enum panel_kind kind)
+{
+    return kind == PANEL_S6 ? PANEL_S6_BYTES : kind == PANEL_S2M ? PANEL_S2M_BYTES : PANEL_BYTES;
+}
+
+static inline int panel_has_minimum(enum panel_kind kind)
+{
+    return kind == PANEL_U4M || kind == PANEL_U5M;
+}
+
+/* What one query vector has gathered: m, l, o[head_dim]. */
+struct attend_sum {
+    float m, l;
+    float *o;
+};
+
+/* One KV head's part of one KV block against up to ATTEND_ROWS query vectors. Row r sees positions
+ * low[r] <= p < high[r] of the block, at least one. `fresh` sums are set, others combined with. */
+struct attend_block {
+    const void *k, *v;
+    uint32_t head_dim, n_q;
+    float scale;
+    const float *q[ATTEND_ROWS];
+    uint32_t low[ATTEND_ROWS], high[ATTEND_ROWS];
+    bool fresh[ATTEND_ROWS];
+    struct attend_sum *sum[ATTEND_ROWS];
+};
+
+/* 8 outputs of n_rows (1..FEW_ROWS) rows; output i's weights at w + i * stride. */
+typedef void few_fn(const uint8_t *w, size_t stride, uint32_t n_blocks, const uint8_t *tile,
+                    uint32_t n_rows, float (*out)[PANEL_OUTS]);
+typedef void pack_fn(const uint8_t *w, size_t stride, uint32_t n_blocks, uint8_t *panel);
+/* 8 outputs of the tile's n_rows (1..TILE_ROWS) rows. `resume`: the chains go on from y. */
+typedef void tile_fn(const uint8_t *panel, uint32_t n_blocks, const uint8_t *tile, uint32_t n_rows,
+                     float *y, size_t ldy, bool resume);
+typedef void dense_few_fn(const uint8_t *w, size_t stride, uint32_t n_in, const float *x,
+                          size_t ldx, uint32_t n_rows, float (*out)[PANEL_OUTS], bool resume);
+typedef void dense_pack_fn(const uint8_t *w, size_t stride, uint32_t n_in, float *panel);
+typedef void dense_tile_fn(const float *panel, uint32_t n_in, const float *tile, uint32_t n_rows,
+                           float *y, size_t ldy, bool resume);
+
+enum dense_type { DENSE_F32, DENSE_F16, DENSE_BF16, DENSE_TYPES };
+
+struct kernel_ops {
+    few_fn *few[TENSOR_TYPES]; /* NULL: pack and tile instead */
+    pack_fn *pack[TENSOR_TYPES];
+    tile_fn *tile[PANEL_KINDS];
+    dense_few_fn *dense_few[DENSE_TYPES];
+    dense_pack_fn *dense_pack[DENSE_TYPES];
+    dense_tile_fn *dense_tile;
+
+    /* Row r of a tile of n_rows rows. */
+    void (*quantise)(const float *x, uint32_t n_blocks, uint32_t n_rows, uint32_t r, uint8_t *tile);
+    void (*open)(enum tensor_type type, const uint8_t *row, uint32_t first, uint32_t n, float *y);
+    float (*sum_squares)(const float *x, uint32_t n);
+    void (*norm)(const float *x, uint32_t n, float scale, const float *weight, float *y);
+    void (*silu_mul)(const float *gate, const float *up, uint32_t n, float *y);
+    void (*gelu_mul)(const float *gate, const float *up, uint32_t n, float *y);
+    float (*exp_sum)(const float *x, size_t n, float max, float *y);
+    void (*add)(float *y, const float *x, size_t n);
+    void (*rope)(enum rope_pairing pairing, const float *table, uint32_t n_dims, float *head);
+    void (*halves)(const float *x, uint32_t n, uint16_t *y); /* F32 to F16 */
+
+    void (*attend_f16)(const struct attend_block *b);
+    void (*attend_f32)(const struct attend_block *b);
+    /* to += from, in this order (arithmetic.h 11) */
+    void (*attend_combine)(struct attend_sum *to, const struct attend_sum *from, uint32_t head_dim);
+};
+
+/* The C reference fills every field; each variant then replaces those it does better. */
+void kernel_ops_c(struct kernel_ops *ops);
+void kernel_ops_avx2(struct kernel_ops *ops);
+void kernel_ops_neon(struct kernel_ops *ops);
+void kernel_ops_neon_dotprod(struct kernel_ops *ops);
+
+/* Fills the table for a variant; `*variant` BEST becomes the one chosen. False when this CPU or
+ * build lacks it. One file per CPU family: cpu_x86.c, cpu_arm64.c, cpu_other.c. */
+bool kernel_ops_find(enum kernels_variant *variant, struct kernel_ops *ret);
+
+#endif
