@@ -32,7 +32,7 @@ struct plan_stage {
     uint64_t boot_id;      /* the incarnation of the participant that was planned for (3.1) */
     uint32_t first_layer;  /* of the model */
     uint32_t n_layers;     /* at least 1; the head also embeds, the tail also computes logits */
-    uint64_t memory_bytes; /* to be reserved: weights + KV for the context + activations */
+    uint64_t memory_bytes; /* to be reserved: weights + KV for the context + activations + 8 MiB */
 };
 
 struct plan {
@@ -56,8 +56,9 @@ struct plan {
 int plan_stage_of(const struct plan *p, const struct node_id *id);
 /* Fills epoch.hash from all other fields. */
 void plan_seal(struct plan *p);
-/* ERR_CORRUPT unless layers are covered once in order, counts are within limits and the hash is
- * right. */
+/* ERR_CORRUPT unless layers are covered once in order, no node comes twice, counts are within
+ * limits, numbers are finite and the hash is right. ERR_UNSUPPORTED when only the precision or the
+ * backend is unknown to this version. */
 enum err plan_check(const struct plan *p);
 /* The 64 bits that frames carry: never 0. */
 uint64_t epoch_alias(const struct epoch *e);
