@@ -28,6 +28,7 @@ enum {
     GGUF_KEY_MAX = 65535,       /* bytes of a metadata key, by the specification */
     GGUF_TENSOR_NAME_MAX = 256, /* bytes; the specification says 64, files of today keep it */
     GGUF_DIMS_MAX = 4,
+    GGUF_ALIGNMENT_DEFAULT = 32,
     GGUF_ALIGNMENT_MAX = 1 << 20,
 };
 

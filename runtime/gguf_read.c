@@ -11,8 +11,7 @@
 enum {
     PAIR_BYTES_MIN = 8 + 4 + 1,           /* empty key, type, one byte of value */
     TENSOR_BYTES_MIN = 8 + 4 + 8 + 4 + 8, /* empty name, count, one dimension, type, offset */
-    ALIGNMENT_DEFAULT = 32,
-    TEXT_NAME_MAX = 80, /* of a name quoted in a sentence */
+    TEXT_NAME_MAX = 80,                   /* of a name quoted in a sentence */
 };
 
 struct parse {
@@ -340,7 +339,7 @@ static enum err sort_tensors(struct parse *p)
 static enum err read_alignment(struct parse *p)
 {
     struct gguf *g = p->g;
-    g->alignment = ALIGNMENT_DEFAULT;
+    g->alignment = GGUF_ALIGNMENT_DEFAULT;
     enum err e = gguf_get_u32(g, "general.alignment", &g->alignment);
     if (e == ERR_NOT_FOUND)
         return ERR_OK;

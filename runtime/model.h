@@ -1,5 +1,7 @@
 /* A model file opened for reading: its description, and where its bytes are. GGUF (runtime/gguf.h)
- * underneath. Reference counted: agent, stages and tokenizer share one mapping. */
+ * underneath. Reference counted: agent, stages and tokenizer share it. Only the header stays
+ * mapped; a stage maps the tensor bytes of its layers. Once opened it never changes, so that any
+ * thread may read it. */
 #ifndef COVEY_RUNTIME_MODEL_H
 #define COVEY_RUNTIME_MODEL_H
 
@@ -11,7 +13,12 @@
 struct gguf;
 struct model;
 
-enum { MODEL_RANGES_MAX = 8192 };
+enum {
+    MODEL_RANGES_MAX = 8192,
+    MODEL_INFO_LAYERS_MAX = 512,
+    MODEL_VOCAB_MAX = 1 << 22,
+    MODEL_CONTEXT_MAX = 1 << 24,
+};
 
 struct byte_range {
     uint64_t offset, n_bytes; /* in the file */
@@ -27,15 +34,18 @@ struct model_info {
     uint64_t
         header_bytes; /* everything before the tensor data: enough for tokenizer and template */
     uint64_t embedding_bytes, output_bytes; /* output: norm + matrix (the matrix also when tied) */
-    uint64_t layer_bytes[512];
+    uint64_t layer_bytes[MODEL_INFO_LAYERS_MAX];
     uint64_t layer_macs, output_macs; /* multiply-adds for one row */
     uint64_t kv_bytes_per_position;   /* of one layer, for F16 */
 };
 
 /* Opens and checks a file (every number is checked before it is believed). Tensor data need not be
  * present: the bytes are only touched by a stage. On failure `text` names the file and what is
- * wrong. */
+ * wrong. Errors of gguf_open; ERR_UNSUPPORTED for an architecture, tensor or setting that the
+ * engine does not compute. */
 enum err model_open(const char *path, struct model **ret, struct err_text *text);
+/* The same over a GGUF that is open; owns it from now on, also on failure. */
+enum err model_open_gguf(struct gguf *take_gguf, struct model **ret, struct err_text *text);
 struct model *model_ref(struct model *model);
 void model_unref(struct model *model);
 

@@ -30,6 +30,8 @@ struct stage_options {
     uint32_t context; /* positions per slot */
     uint32_t n_slots; /* sequences with KV of their own, at least 1 */
     enum stage_precision precision;
+    uint32_t
+        variant; /* enum kernels_variant (runtime/kernels/kernels.h); 0: what this CPU does best */
 };
 
 /* Some consecutive positions of one sequence. */
@@ -42,13 +44,18 @@ struct stage_segment {
 };
 
 /* Maps the weights that the layers need (a stage that starts at layer 0 is a head, one that ends
- * with the last is a tail) and reserves KV. Keeps a reference to the model and the pool.
- * ERR_INVALID, ERR_NO_MEMORY, ERR_CORRUPT. */
+ * with the last is a tail) and reserves KV and working memory: nothing is allocated later. Keeps a
+ * reference to the model; the pool must outlive the stage. The bytes of the layers must be in the
+ * file by now. ERR_INVALID (layers, context or slots out of range), ERR_NO_MEMORY, ERR_IO,
+ * ERR_UNSUPPORTED (a kernels variant that this CPU lacks). A file that is cut short later kills
+ * with SIGBUS whoever computes; the owner of the process handles it (PROTOCOL 5.2). */
 enum err stage_new(struct model *model, struct pool *pool, const struct stage_options *options,
                    struct stage **ret, struct err_text *text);
 void stage_free(struct stage *stage);
 
-/* Bytes that stage_new reserves beside the mapped weights (KV + working memory), for budgets. */
+/* Bytes that stage_new reserves beside the mapped weights (KV + working memory), for budgets; the
+ * pool's and the kernels' own memory per thread (kernels_memory_bytes) comes on top. 0 when the
+ * options are out of range. */
 uint64_t stage_memory_bytes(const struct model *model, const struct stage_options *options);
 
 /* Executes one step over all segments, rows in the order of the segments.
@@ -57,12 +64,17 @@ uint64_t stage_memory_bytes(const struct model *model, const struct stage_option
  *   logits  [n_logit_rows, n_vocab] F32, rows in order; NULL unless a tail
  * The KV of each slot is written at the segment's positions; a slot's filled length becomes
  * position + n_rows (a segment may start before the filled length: later positions are then
- * dropped). ERR_INVALID on a bad segment. */
+ * dropped). Several segments may continue one slot in one step, each where the one before ended.
+ * ERR_INVALID on a bad segment or too many rows; nothing has happened then. */
 enum err stage_forward(struct stage *stage, const struct stage_segment *segments,
                        uint32_t n_segments, const float *in, float *out, float *logits);
 
 /* Filled positions of a slot; forget all beyond n. */
 uint32_t stage_slot_length(const struct stage *stage, uint32_t slot);
 void stage_slot_truncate(struct stage *stage, uint32_t slot, uint32_t n);
+
+/* The arithmetic that plans must agree on: ARITHMETIC_VERSION of the kernels together with how the
+ * forward pass is cut into slices and ordered. */
+uint32_t stage_arithmetic_version(void);
 
 #endif
