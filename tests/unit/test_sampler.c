@@ -210,7 +210,7 @@ static void test_odd_numbers_do_no_harm(void **state)
         p.min_p = 0.1f;
         struct sampler_choice c = choose(&p, rows[r], NULL, 0);
         assert_in_range(c.id, 0, N - 1);
-        assert_false(isnan(c.logprob));
+        assert_true(c.logprob <= 0.0f);
         p.temperature = 1e-38f;
         assert_in_range(choose(&p, rows[r], NULL, 0).id, 0, N - 1);
         p.temperature = 0.0f;
