@@ -218,7 +218,8 @@ static void dense_tile(const float *panel, uint32_t n_in, const float *tile, uin
         dense_pack_any(DENSE_##T, w, stride, n_in, panel);                                         \
     }
 DENSE(F32)
-DENSE(F16) DENSE(BF16)
+DENSE(F16)
+DENSE(BF16)
 
     void c_products(struct kernel_ops *ops)
 {

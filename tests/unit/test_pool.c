@@ -1,10 +1,10 @@
+#include "base/clock.h"
 #include "runtime/pool.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <time.h>
 
 #include <cmocka.h>
 
@@ -71,8 +71,9 @@ static void test_pool_wakes_a_sleeping_worker(void **state)
     assert_int_equal(pool_new(2, &pool), ERR_OK);
     for (int i = 0; i < 20; i++) {
         atomic_uint here = 0;
-        struct timespec pause = {0, i % 3 * 200000};
-        (void)nanosleep(&pause, NULL); /* from still spinning to surely asleep */
+        uint64_t until = clock_monotonic_us() + (uint64_t)(i % 3) * 200;
+        while (clock_monotonic_us() < until) /* the worker: still spinning to surely asleep */
+            continue;
         pool_run(pool, meet, &here, 2);
         assert_int_equal(here, 2);
     }
