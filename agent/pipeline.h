@@ -134,7 +134,8 @@ struct pipeline_event {
 };
 
 enum pipeline_effect_type {
-    PIPELINE_DO_SEND = 1,  /* pipeline_frame_* writes it; lost frames only together with the link */
+    PIPELINE_DO_SEND = 1,  /* see pipeline_frame; a frame is lost only together with its link: a
+                              shell that cannot send reports LINK_DOWN */
     PIPELINE_DO_COMPUTE,   /* at most one under way in the whole core */
     PIPELINE_DO_WANT_LINK, /* please connect; repeated while it is wanted */
     PIPELINE_DO_TOKEN,     /* to the client, each position once, in order */
@@ -254,11 +255,9 @@ enum err pipeline_step(struct pipeline *p, const struct pipeline_event *event, u
 /* When a TICK is due, UINT64_MAX when nothing waits. */
 uint64_t pipeline_next_due(const struct pipeline *p);
 
-/* The frame of a SEND: bytes that encode will write (a STEP without its rows), and encoding as
- * frame_encode does. */
-size_t pipeline_frame_bytes(const struct pipeline_send *send);
-enum err pipeline_frame_encode(const struct pipeline_send *send, uint8_t *to, size_t cap,
-                               size_t *ret_n);
+/* The frame of a SEND, for link_send_frame(link, frame, send->rows, ...): the STEP itself, or
+ * `scratch` filled in. */
+const struct frame *pipeline_frame(const struct pipeline_send *send, struct frame *scratch);
 
 /* For probe answers, status and tests. */
 struct pipeline_progress {
