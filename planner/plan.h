@@ -15,6 +15,7 @@ enum {
     MODEL_NAME_MAX = 96, /* bytes with the NUL */
     MODEL_LAYERS_MAX = 512,
     NODES_MAX = 16, /* nodes that a plan considers */
+    PLAN_SLOTS = 1, /* sequences with KV of their own on each stage; others wait at the head */
 };
 
 enum precision { PRECISION_FAST = 0, PRECISION_F32 = 1 };

@@ -1,0 +1,252 @@
+#include "agent/config.h"
+
+#include "base/util.h"
+#include "planner/plan.h"
+
+#include <errno.h>
+#include <ini.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+void config_init(struct config *c)
+{
+    *c = (struct config){.http_port = DEFAULT_HTTP_PORT,
+                         .control_port = DEFAULT_CONTROL_PORT,
+                         .data_port = DEFAULT_DATA_PORT,
+                         .precision = PRECISION_FAST,
+                         .log_level = LOG_INFO,
+                         .mdns = true};
+    (void)snprintf(c->http_host, sizeof c->http_host, "127.0.0.1");
+    const char *hub = getenv("COVEY_HUB");
+    (void)snprintf(c->hub, sizeof c->hub, "%s", hub && *hub ? hub : "https://huggingface.co");
+    if (gethostname(c->name, sizeof c->name - 1) != 0 || !c->name[0])
+        (void)snprintf(c->name, sizeof c->name, "covey");
+    c->name[sizeof c->name - 1] = 0;
+    char *dot = strchr(c->name, '.');
+    if (dot)
+        *dot = 0;
+}
+
+enum err folders_find(struct folders *ret, struct err_text *text)
+{
+    const char *home = getenv("COVEY_HOME");
+    if (!home || !*home)
+        return folders_of_system(ret) == ERR_OK
+                   ? ERR_OK
+                   : err_set(text, ERR_NOT_FOUND,
+                             "no home folder is known: set HOME or COVEY_HOME");
+    char base[CONFIG_PATH_MAX - 64] = "";
+    if (home[0] != '/' && !getcwd(base, sizeof base))
+        return err_set(text, ERR_IO, "the current folder cannot be read: %s", strerror(errno));
+    size_t n = strlen(base);
+    int k = snprintf(base + n, sizeof base - n, "%s%s", n ? "/" : "", home);
+    if (k < 0 || (size_t)k >= sizeof base - n)
+        return err_set(text, ERR_LIMIT, "COVEY_HOME is too long");
+    (void)snprintf(ret->config, sizeof ret->config, "%s/config", base);
+    (void)snprintf(ret->data, sizeof ret->data, "%s/data", base);
+    (void)snprintf(ret->socket, sizeof ret->socket, "%s/agent.sock", base);
+    return ERR_OK;
+}
+
+enum err config_parse_size(const char *word, uint64_t *ret)
+{
+    char *end;
+    errno = 0;
+    double v = strtod(word, &end);
+    if (end == word || errno != 0 || !(v >= 0))
+        return ERR_INVALID;
+    while (*end == ' ')
+        end++;
+    static const struct {
+        const char *suffix;
+        double factor;
+    } units[] = {{"", 1},         {"B", 1},       {"K", 0x1p10},   {"KB", 0x1p10}, {"KiB", 0x1p10},
+                 {"M", 0x1p20},   {"MB", 0x1p20}, {"MiB", 0x1p20}, {"G", 0x1p30},  {"GB", 0x1p30},
+                 {"GiB", 0x1p30}, {"T", 0x1p40},  {"TB", 0x1p40},  {"TiB", 0x1p40}};
+    for (size_t i = 0; i < ARRAY_LEN(units); i++) {
+        if (strcasecmp(end, units[i].suffix) == 0) {
+            if (v * units[i].factor > 0x1p62)
+                return ERR_LIMIT;
+            *ret = (uint64_t)(v * units[i].factor);
+            return ERR_OK;
+        }
+    }
+    return ERR_INVALID;
+}
+
+static enum err parse_number(const char *word, uint64_t max, uint64_t *ret)
+{
+    char *end;
+    errno = 0;
+    unsigned long long v = strtoull(word, &end, 10);
+    if (end == word || *end || errno != 0 || word[0] == '-' || v > max)
+        return ERR_INVALID;
+    *ret = v;
+    return ERR_OK;
+}
+
+enum err config_parse_host_port(const char *word, char host[CONFIG_WORD_MAX], uint16_t *port)
+{
+    const char *start = word, *end, *colon;
+    if (word[0] == '[') {
+        start = word + 1;
+        end = strchr(start, ']');
+        if (!end)
+            return ERR_INVALID;
+        colon = end[1] == ':' ? end + 1 : NULL;
+        if (end[1] && !colon)
+            return ERR_INVALID;
+    } else {
+        colon = strrchr(word, ':');
+        if (colon && strchr(word, ':') != colon)
+            colon = NULL; /* a bare IPv6 address */
+        end = colon ? colon : word + strlen(word);
+    }
+    size_t n = (size_t)(end - start);
+    if (n == 0 || n >= CONFIG_WORD_MAX)
+        return ERR_INVALID;
+    uint64_t number = 0;
+    if (colon) {
+        TRY(parse_number(colon + 1, 65535, &number));
+        *port = (uint16_t)number;
+    }
+    memcpy(host, start, n);
+    host[n] = 0;
+    return ERR_OK;
+}
+
+static enum err set_word(char *to, size_t size, const char *value)
+{
+    if (strlen(value) >= size)
+        return ERR_LIMIT;
+    (void)snprintf(to, size, "%s", value);
+    return ERR_OK;
+}
+
+static enum err set_port(uint16_t *to, const char *value)
+{
+    uint64_t v;
+    TRY(parse_number(value, 65535, &v));
+    *to = (uint16_t)v;
+    return ERR_OK;
+}
+
+static enum err set_u32(uint32_t *to, const char *value, uint32_t max)
+{
+    uint64_t v;
+    TRY(parse_number(value, max, &v));
+    *to = (uint32_t)v;
+    return ERR_OK;
+}
+
+static enum err set_switch(bool *to, const char *value)
+{
+    bool yes = strcasecmp(value, "yes") == 0 || strcasecmp(value, "on") == 0 ||
+               strcasecmp(value, "true") == 0;
+    bool no = strcasecmp(value, "no") == 0 || strcasecmp(value, "off") == 0 ||
+              strcasecmp(value, "false") == 0;
+    if (!yes && !no)
+        return ERR_INVALID;
+    *to = yes;
+    return ERR_OK;
+}
+
+static enum err set_precision(uint8_t *to, const char *value)
+{
+    if (strcmp(value, "fast") == 0)
+        *to = PRECISION_FAST;
+    else if (strcmp(value, "f32") == 0)
+        *to = PRECISION_F32;
+    else
+        return ERR_INVALID;
+    return ERR_OK;
+}
+
+static enum err add_peer(struct config *c, const char *value)
+{
+    char host[CONFIG_WORD_MAX];
+    uint16_t port = 0;
+    if (c->n_peers == CONFIG_PEERS_MAX)
+        return ERR_LIMIT;
+    TRY(config_parse_host_port(value, host, &port));
+    TRY(set_word(c->peers[c->n_peers], sizeof c->peers[0], value));
+    c->n_peers++;
+    return ERR_OK;
+}
+
+static enum err set_by_key(struct config *c, const char *key, const char *value)
+{
+    if (strcmp(key, "http") == 0)
+        return config_parse_host_port(value, c->http_host, &c->http_port);
+    if (strcmp(key, "control-port") == 0)
+        return set_port(&c->control_port, value);
+    if (strcmp(key, "data-port") == 0)
+        return set_port(&c->data_port, value);
+    if (strcmp(key, "memory-limit") == 0)
+        return config_parse_size(value, &c->memory_limit);
+    if (strcmp(key, "threads") == 0)
+        return set_u32(&c->n_threads, value, 1024);
+    if (strcmp(key, "peer") == 0)
+        return add_peer(c, value);
+    if (strcmp(key, "model") == 0)
+        return set_word(c->model, sizeof c->model, value);
+    if (strcmp(key, "precision") == 0)
+        return set_precision(&c->precision, value);
+    if (strcmp(key, "context") == 0)
+        return set_u32(&c->context, value, 1u << 24);
+    if (strcmp(key, "log-level") == 0)
+        return log_level_parse(value, &c->log_level) ? ERR_OK : ERR_INVALID;
+    if (strcmp(key, "api-key") == 0)
+        return set_word(c->api_key, sizeof c->api_key, value);
+    if (strcmp(key, "hub") == 0)
+        return set_word(c->hub, sizeof c->hub, value);
+    if (strcmp(key, "name") == 0)
+        return set_word(c->name, sizeof c->name, value);
+    if (strcmp(key, "mdns") == 0)
+        return set_switch(&c->mdns, value);
+    return ERR_NOT_FOUND;
+}
+
+enum err config_set(struct config *c, const char *key, const char *value, struct err_text *text)
+{
+    enum err e = set_by_key(c, key, value);
+    if (e == ERR_NOT_FOUND)
+        return err_set(text, e, "there is no setting named '%s'", key);
+    if (e == ERR_LIMIT)
+        return err_set(text, e, "%s: '%s' is too long or one too many", key, value);
+    if (e != ERR_OK)
+        return err_set(text, e, "%s: '%s' is not a value that this setting can have", key, value);
+    return ERR_OK;
+}
+
+struct reading {
+    struct config *config;
+    struct err_text *text;
+};
+
+static int on_line(void *user, const char *section, const char *key, const char *value)
+{
+    struct reading *r = user;
+    (void)section; /* sections group lines for people; keys are unique without them */
+    return config_set(r->config, key, value, r->text) == ERR_OK;
+}
+
+enum err config_read_file(struct config *c, struct err_text *text)
+{
+    char path[CONFIG_PATH_MAX + 16];
+    (void)snprintf(path, sizeof path, "%s/covey.ini", c->folders.config);
+    if (access(path, F_OK) != 0)
+        return ERR_OK;
+    struct err_text inner = {""};
+    struct reading r = {c, &inner};
+    int line = ini_parse(path, on_line, &r);
+    if (line < 0)
+        return err_set(text, ERR_IO, "%s: cannot be read", path);
+    if (line > 0)
+        return err_set(text, ERR_INVALID, "%s, line %d: %.200s", path, line,
+                       inner.text[0] ? inner.text : "not of the form key = value");
+    return ERR_OK;
+}

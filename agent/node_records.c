@@ -1,0 +1,485 @@
+/* What gossip carries for the node: its facts, its links and the models that it holds; and the
+ * shapes of models, which a planner asks for on the node channel. */
+#include "agent/node_internal.h"
+
+#include "proto/node.pb-c.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+
+static void set_record(struct node *n, uint8_t kind, const ProtobufCMessage *m)
+{
+    uint8_t bytes[SWIM_RECORD_BYTES_MAX];
+    if (protobuf_c_message_get_packed_size(m) > sizeof bytes)
+        return;
+    size_t len = protobuf_c_message_pack(m, bytes);
+    (void)node_feed_swim(
+        n, &(struct swim_event){
+               .type = SWIM_EVENT_SET_RECORD, .kind = kind, .bytes = bytes, .len = (uint32_t)len});
+}
+
+static bool is_awake(const struct node *n)
+{
+    uint64_t since = swim_awake_since_us(n->swim);
+    bool slept = since > 0 && since != n->started_us;
+    return !slept || n->now_us >= since + AWAKE_US;
+}
+
+void records_publish_facts(struct node *n)
+{
+    if (!n->has_local)
+        return;
+    Covey__Node__Facts f = COVEY__NODE__FACTS__INIT;
+    const struct node_local *l = &n->local;
+    f.name = n->options.name;
+    f.version = n->options.version;
+    f.memory_total_bytes = l->memory_total_bytes;
+    f.memory_available_bytes = l->memory_available_bytes;
+    f.memory_limit_bytes = l->memory_limit_bytes;
+    f.budget_bytes = l->budget_bytes;
+    f.cores = l->cores;
+    f.threads = l->threads;
+    f.stream_bytes_per_s = l->stream_bytes_per_s;
+    f.macs_per_s = l->macs_per_s;
+    f.on_mains = l->on_mains;
+    f.wired = l->wired;
+    f.up_since_ms = n->options.wall_ms;
+    f.arithmetic_version = l->arithmetic_version;
+    f.backend = l->backend;
+    f.kernel_digest = l->kernel_digest;
+    f.draining = n->stopping;
+    f.awake = is_awake(n);
+    f.data_port = n->options.data_port;
+    set_record(n, RECORD_FACTS, &f.base);
+    plan_view_changed(n);
+}
+
+void records_publish_models(struct node *n)
+{
+    Covey__Node__HeldModel held[NODE_MODELS_MAX], *pointers[NODE_MODELS_MAX];
+    Covey__Node__Models m = COVEY__NODE__MODELS__INIT;
+    for (uint32_t i = 0; i < n->n_models; i++) {
+        held[i] = (Covey__Node__HeldModel)COVEY__NODE__HELD_MODEL__INIT;
+        held[i].model.data = n->models[i].shape.model.bytes;
+        held[i].model.len = sizeof n->models[i].shape.model.bytes;
+        held[i].name = n->models[i].shape.name;
+        held[i].bytes = n->models[i].n_bytes;
+        held[i].present_bytes = n->models[i].present_bytes;
+        pointers[i] = &held[i];
+    }
+    m.n_models = n->n_models;
+    m.models = pointers;
+    set_record(n, RECORD_MODELS, &m.base);
+}
+
+/* The best path of a peer: up and quickest. */
+static const struct peer_address *best_path(const struct node *n, const struct peer *p,
+                                            double *ret_rtt_us)
+{
+    struct swim_member_view v;
+    if (!swim_member(n->swim, &p->id, &v))
+        return NULL;
+    uint32_t best = swim_best_path(n->swim, &p->id);
+    *ret_rtt_us = 0;
+    for (uint32_t i = 0; i < v.n_paths; i++) {
+        if (v.paths[i].id == best && v.paths[i].n_samples > 0)
+            *ret_rtt_us = (double)v.paths[i].rtt_p50_us;
+    }
+    for (uint32_t i = 0; best && i < p->n_addresses; i++) {
+        if (p->addresses[i].path == best)
+            return &p->addresses[i];
+    }
+    return NULL;
+}
+
+void records_publish_links(struct node *n)
+{
+    Covey__Node__Link links[PEERS_MAX], *pointers[PEERS_MAX];
+    Covey__Node__Links m = COVEY__NODE__LINKS__INIT;
+    for (uint32_t i = 0; i < n->n_peers; i++) {
+        struct peer *p = &n->peers[i];
+        struct swim_member_view v;
+        double rtt_us = 0;
+        const struct peer_address *a = best_path(n, p, &rtt_us);
+        links[m.n_links] = (Covey__Node__Link)COVEY__NODE__LINK__INIT;
+        Covey__Node__Link *l = &links[m.n_links];
+        l->peer.data = p->id.bytes;
+        l->peer.len = sizeof p->id.bytes;
+        l->up = p->session != 0 && swim_member(n->swim, &p->id, &v) && v.state == SWIM_ALIVE;
+        l->rtt_us = rtt_us;
+        l->bytes_per_s = a ? a->bytes_per_s : 0;
+        pointers[m.n_links++] = l;
+    }
+    m.links = pointers;
+    set_record(n, RECORD_LINKS, &m.base);
+    n->links_due_us = UINT64_MAX;
+    plan_view_changed(n);
+}
+
+static void take_facts(struct peer *p, const uint8_t *bytes, uint32_t len)
+{
+    Covey__Node__Facts *f = covey__node__facts__unpack(NULL, len, bytes);
+    if (!f)
+        return;
+    (void)snprintf(p->name, sizeof p->name, "%.63s", f->name);
+    (void)snprintf(p->version, sizeof p->version, "%.31s", f->version);
+    p->local = (struct node_local){.memory_total_bytes = f->memory_total_bytes,
+                                   .memory_available_bytes = f->memory_available_bytes,
+                                   .memory_limit_bytes = f->memory_limit_bytes,
+                                   .budget_bytes = f->budget_bytes,
+                                   .cores = f->cores,
+                                   .threads = f->threads,
+                                   .stream_bytes_per_s = f->stream_bytes_per_s,
+                                   .macs_per_s = f->macs_per_s,
+                                   .on_mains = f->on_mains,
+                                   .wired = f->wired,
+                                   .arithmetic_version = f->arithmetic_version,
+                                   .backend = (uint8_t)f->backend,
+                                   .kernel_digest = f->kernel_digest};
+    p->draining = f->draining;
+    p->awake = f->awake;
+    p->up_since_ms = f->up_since_ms;
+    if (f->data_port > 0 && f->data_port < 65536)
+        p->data_port = (uint16_t)f->data_port;
+    p->has_facts = true;
+    covey__node__facts__free_unpacked(f, NULL);
+}
+
+void records_changed(struct node *n, const struct node_id *owner, uint8_t kind)
+{
+    struct peer *p = peer_find(n, owner);
+    struct swim_record_view r;
+    if (!p || !swim_record(n->swim, owner, kind, &r))
+        return;
+    if (kind == RECORD_FACTS)
+        take_facts(p, r.bytes, r.len);
+    if (kind == RECORD_FACTS || kind == RECORD_LINKS)
+        plan_view_changed(n);
+}
+
+/* ---- shapes ---- */
+
+static enum err send_node_message(struct node *n, const struct node_id *to,
+                                  const Covey__Node__NodeMessage *m)
+{
+    uint8_t bytes[8192];
+    if (covey__node__node_message__get_packed_size(m) > sizeof bytes)
+        return ERR_LIMIT;
+    size_t len = covey__node__node_message__pack(m, bytes);
+    return node_send(n, to, CHANNEL_NODE, bytes, (uint32_t)len);
+}
+
+enum err records_request_link(struct node *n, const struct node_id *to)
+{
+    Covey__Node__LinkRequest r = COVEY__NODE__LINK_REQUEST__INIT;
+    Covey__Node__NodeMessage m = COVEY__NODE__NODE_MESSAGE__INIT;
+    m.body_case = COVEY__NODE__NODE_MESSAGE__BODY_LINK_REQUEST;
+    m.link_request = &r;
+    return send_node_message(n, to, &m);
+}
+
+const struct model_shape *node_shape(const struct node *n, const struct hash256 *model)
+{
+    for (uint32_t i = 0; i < n->n_models; i++) {
+        if (hash256_eq(&n->models[i].shape.model, model))
+            return &n->models[i].shape;
+    }
+    for (uint32_t i = 0; i < n->n_shapes; i++) {
+        if (hash256_eq(&n->shapes[i].model, model))
+            return &n->shapes[i];
+    }
+    return NULL;
+}
+
+static uint32_t pack_layers(const struct model_shape *s, Covey__Node__LayerRun *runs,
+                            Covey__Node__LayerRun **pointers)
+{
+    uint32_t n_runs = 0;
+    for (uint32_t i = 0; i < s->n_layers; i++) {
+        if (n_runs > 0 && runs[n_runs - 1].bytes == s->layer_bytes[i]) {
+            runs[n_runs - 1].count++;
+            continue;
+        }
+        runs[n_runs] = (Covey__Node__LayerRun)COVEY__NODE__LAYER_RUN__INIT;
+        runs[n_runs].count = 1;
+        runs[n_runs].bytes = s->layer_bytes[i];
+        pointers[n_runs] = &runs[n_runs];
+        n_runs++;
+    }
+    return n_runs;
+}
+
+static enum err send_shape(struct node *n, const struct node_id *to, const struct model_shape *s)
+{
+    Covey__Node__LayerRun runs[MODEL_LAYERS_MAX], *pointers[MODEL_LAYERS_MAX];
+    Covey__Node__Shape p = COVEY__NODE__SHAPE__INIT;
+    struct model_shape copy = *s;
+    p.model.data = copy.model.bytes;
+    p.model.len = sizeof copy.model.bytes;
+    p.name = copy.name;
+    p.model_layers = s->n_layers;
+    p.context_max = s->context_max;
+    p.hidden = s->hidden;
+    p.layer_runs = pointers;
+    p.embedding_bytes = s->embedding_bytes;
+    p.output_bytes = s->output_bytes;
+    p.output_is_embedding = s->output_is_embedding;
+    p.kv_bytes_per_position = s->kv_bytes_per_position;
+    p.layer_macs = s->layer_macs;
+    p.output_macs = s->output_macs;
+    p.activation_bytes_per_row = s->activation_bytes_per_row;
+    p.n_layer_runs = pack_layers(s, runs, pointers);
+    Covey__Node__NodeMessage m = COVEY__NODE__NODE_MESSAGE__INIT;
+    m.body_case = COVEY__NODE__NODE_MESSAGE__BODY_SHAPE;
+    m.shape = &p;
+    return send_node_message(n, to, &m);
+}
+
+/* Every number of a peer's shape is checked before a planner divides by it. */
+static bool take_shape(const Covey__Node__Shape *p, struct model_shape *s)
+{
+    *s = (struct model_shape){.n_layers = p->model_layers,
+                              .context_max = p->context_max,
+                              .hidden = p->hidden,
+                              .embedding_bytes = p->embedding_bytes,
+                              .output_bytes = p->output_bytes,
+                              .output_is_embedding = p->output_is_embedding,
+                              .kv_bytes_per_position = p->kv_bytes_per_position,
+                              .layer_macs = p->layer_macs,
+                              .output_macs = p->output_macs,
+                              .activation_bytes_per_row = p->activation_bytes_per_row};
+    const uint64_t most = (uint64_t)1 << 50;
+    if (p->model.len != sizeof s->model.bytes || strlen(p->name) >= sizeof s->name ||
+        s->n_layers == 0 || s->n_layers > MODEL_LAYERS_MAX || s->context_max == 0 ||
+        s->hidden == 0 || s->hidden > 1u << 20 || s->embedding_bytes > most ||
+        s->output_bytes > most || s->kv_bytes_per_position > most >> 20 || s->layer_macs > most ||
+        s->output_macs > most || s->activation_bytes_per_row > most >> 20)
+        return false;
+    memcpy(s->model.bytes, p->model.data, sizeof s->model.bytes);
+    (void)snprintf(s->name, sizeof s->name, "%s", p->name);
+    uint32_t at = 0;
+    for (size_t i = 0; i < p->n_layer_runs; i++) {
+        const Covey__Node__LayerRun *r = p->layer_runs[i];
+        if (r->count > s->n_layers - at || r->bytes > most)
+            return false;
+        for (uint32_t k = 0; k < r->count; k++)
+            s->layer_bytes[at++] = r->bytes;
+    }
+    return at == s->n_layers;
+}
+
+static void shape_arrived(struct node *n, const struct model_shape *s)
+{
+    bool asked = false;
+    for (int i = 0; i < SHAPE_REQUESTS_MAX; i++) {
+        struct shape_request *r = &n->shape_requests[i];
+        if (r->used && hash256_eq(&r->model, &s->model)) {
+            r->used = false;
+            asked = true;
+        }
+    }
+    if (!asked || node_shape(n, &s->model))
+        return;
+    if (n->n_shapes == NODE_MODELS_MAX) { /* the oldest goes; it can be asked for again */
+        memmove(n->shapes, n->shapes + 1, (NODE_MODELS_MAX - 1) * sizeof n->shapes[0]);
+        n->n_shapes--;
+    }
+    n->shapes[n->n_shapes++] = *s;
+    plan_send_shape(n, s);
+}
+
+enum err records_message(struct node *n, struct peer *p, const uint8_t *bytes, uint32_t len)
+{
+    Covey__Node__NodeMessage *m = covey__node__node_message__unpack(NULL, len, bytes);
+    if (!m)
+        return ERR_CORRUPT;
+    enum err e = ERR_OK;
+    struct hash256 id;
+    struct model_shape shape;
+    switch (m->body_case) {
+    case COVEY__NODE__NODE_MESSAGE__BODY_SHAPE_REQUEST:
+        if (m->shape_request->model.len != sizeof id.bytes) {
+            e = ERR_CORRUPT;
+            break;
+        }
+        memcpy(id.bytes, m->shape_request->model.data, sizeof id.bytes);
+        const struct model_shape *known = node_shape(n, &id);
+        if (known)
+            e = send_shape(n, &p->id, known);
+        break;
+    case COVEY__NODE__NODE_MESSAGE__BODY_SHAPE:
+        if (take_shape(m->shape, &shape))
+            shape_arrived(n, &shape);
+        else
+            e = ERR_CORRUPT;
+        break;
+    case COVEY__NODE__NODE_MESSAGE__BODY_LINK_REQUEST:
+        sessions_link_requested(n, p);
+        break;
+    default:
+        break; /* of a later version */
+    }
+    covey__node__node_message__free_unpacked(m, NULL);
+    return e;
+}
+
+static void ask_for_shape(struct node *n, struct shape_request *r)
+{
+    struct node_id holders[PEERS_MAX];
+    uint32_t n_holders = node_holders(n, &r->model, holders, PEERS_MAX);
+    Covey__Node__ShapeRequest q = COVEY__NODE__SHAPE_REQUEST__INIT;
+    Covey__Node__NodeMessage m = COVEY__NODE__NODE_MESSAGE__INIT;
+    q.model.data = r->model.bytes;
+    q.model.len = sizeof r->model.bytes;
+    m.body_case = COVEY__NODE__NODE_MESSAGE__BODY_SHAPE_REQUEST;
+    m.shape_request = &q;
+    for (uint32_t i = 0; i < n_holders && i < 3; i++)
+        (void)send_node_message(n, &holders[i], &m);
+    r->due_us = n->now_us + SHAPE_RETRY_US;
+}
+
+void records_want_shape(struct node *n, const struct hash256 *model)
+{
+    if (node_shape(n, model))
+        return;
+    struct shape_request *free_slot = NULL;
+    for (int i = 0; i < SHAPE_REQUESTS_MAX; i++) {
+        struct shape_request *r = &n->shape_requests[i];
+        if (r->used && hash256_eq(&r->model, model))
+            return;
+        if (!r->used)
+            free_slot = r;
+    }
+    if (!free_slot)
+        return;
+    *free_slot = (struct shape_request){.model = *model, .used = true, .due_us = n->now_us};
+}
+
+void records_tick(struct node *n)
+{
+    for (int i = 0; i < SHAPE_REQUESTS_MAX; i++) {
+        struct shape_request *r = &n->shape_requests[i];
+        if (r->used && n->now_us >= r->due_us)
+            ask_for_shape(n, r);
+    }
+    if (n->now_us >= n->links_due_us)
+        records_publish_links(n);
+    if (n->asleep_until_us && n->now_us >= n->asleep_until_us) {
+        n->asleep_until_us = 0;
+        records_publish_facts(n);
+    }
+}
+
+uint64_t records_next_due(const struct node *n)
+{
+    uint64_t due = n->links_due_us;
+    for (int i = 0; i < SHAPE_REQUESTS_MAX; i++) {
+        if (n->shape_requests[i].used)
+            due = MIN_OF(due, n->shape_requests[i].due_us);
+    }
+    if (n->asleep_until_us)
+        due = MIN_OF(due, n->asleep_until_us);
+    return due;
+}
+
+/* ---- who holds what ---- */
+
+static Covey__Node__Models *models_of(const struct node *n, const struct node_id *id)
+{
+    struct swim_record_view r;
+    if (!swim_record(n->swim, id, RECORD_MODELS, &r))
+        return NULL;
+    return covey__node__models__unpack(NULL, r.len, r.bytes);
+}
+
+static void add_held(struct node_held *ret, uint32_t max, uint32_t *n_ret, const struct hash256 *id,
+                     const char *name, uint64_t bytes, uint64_t present,
+                     const struct node_id *holder)
+{
+    for (uint32_t i = 0; i < *n_ret; i++) {
+        if (!hash256_eq(&ret[i].model, id))
+            continue;
+        if (present > ret[i].present_bytes) {
+            ret[i].present_bytes = present;
+            ret[i].holder = *holder;
+        }
+        return;
+    }
+    if (*n_ret == max)
+        return;
+    struct node_held *h = &ret[(*n_ret)++];
+    *h = (struct node_held){
+        .model = *id, .n_bytes = bytes, .present_bytes = present, .holder = *holder};
+    (void)snprintf(h->name, sizeof h->name, "%.95s", name);
+}
+
+static bool is_live(const struct node *n, const struct peer *p)
+{
+    struct swim_member_view v;
+    return p->session != 0 && swim_member(n->swim, &p->id, &v) && v.state == SWIM_ALIVE;
+}
+
+uint32_t node_held(const struct node *n, struct node_held *ret, uint32_t max)
+{
+    uint32_t n_ret = 0;
+    for (uint32_t i = 0; i < n->n_models; i++)
+        add_held(ret, max, &n_ret, &n->models[i].shape.model, n->models[i].shape.name,
+                 n->models[i].n_bytes, n->models[i].present_bytes, &n->identity.id);
+    for (uint32_t i = 0; i < n->n_peers; i++) {
+        if (!is_live(n, &n->peers[i]))
+            continue;
+        Covey__Node__Models *m = models_of(n, &n->peers[i].id);
+        for (size_t k = 0; m && k < m->n_models; k++) {
+            struct hash256 id;
+            if (m->models[k]->model.len != sizeof id.bytes)
+                continue;
+            memcpy(id.bytes, m->models[k]->model.data, sizeof id.bytes);
+            add_held(ret, max, &n_ret, &id, m->models[k]->name, m->models[k]->bytes,
+                     m->models[k]->present_bytes, &n->peers[i].id);
+        }
+        if (m)
+            covey__node__models__free_unpacked(m, NULL);
+    }
+    return n_ret;
+}
+
+static uint64_t present_at(const struct node *n, const struct peer *p, const struct hash256 *model)
+{
+    Covey__Node__Models *m = models_of(n, &p->id);
+    uint64_t present = 0;
+    for (size_t k = 0; m && k < m->n_models; k++) {
+        if (m->models[k]->model.len == sizeof model->bytes &&
+            memcmp(m->models[k]->model.data, model->bytes, sizeof model->bytes) == 0)
+            present = m->models[k]->present_bytes;
+    }
+    if (m)
+        covey__node__models__free_unpacked(m, NULL);
+    return present;
+}
+
+uint32_t node_holders(const struct node *n, const struct hash256 *model, struct node_id *ret,
+                      uint32_t max)
+{
+    uint64_t amounts[PEERS_MAX];
+    uint32_t n_ret = 0;
+    for (uint32_t i = 0; i < n->n_peers; i++) {
+        const struct peer *p = &n->peers[i];
+        uint64_t amount = is_live(n, p) ? present_at(n, p, model) : 0;
+        if (amount == 0)
+            continue;
+        uint32_t at = n_ret;
+        while (at > 0 && amounts[at - 1] < amount)
+            at--;
+        if (at >= max)
+            continue;
+        uint32_t last = n_ret < max ? n_ret++ : max - 1;
+        for (uint32_t k = last; k > at; k--) {
+            ret[k] = ret[k - 1];
+            amounts[k] = amounts[k - 1];
+        }
+        ret[at] = p->id;
+        amounts[at] = amount;
+    }
+    return n_ret;
+}

@@ -1,0 +1,21 @@
+/* What this machine is and has. One file per system. */
+#ifndef COVEY_AGENT_SYSINFO_H
+#define COVEY_AGENT_SYSINFO_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct sysinfo_memory {
+    uint64_t total_bytes;
+    uint64_t available_bytes; /* without pressure: free and what can be dropped at once */
+};
+
+void sysinfo_read_memory(struct sysinfo_memory *ret);
+/* Cores that this process may use (affinity and quotas count). At least 1. */
+uint32_t sysinfo_usable_cores(void);
+/* True on mains power, and where there is no battery. */
+bool sysinfo_on_mains(void);
+/* Resident memory of this process. */
+uint64_t sysinfo_resident_bytes(void);
+
+#endif
