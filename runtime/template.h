@@ -30,7 +30,8 @@ enum { TEMPLATE_SOURCE_MAX = 1 << 20 };
 
 /* Parses once; the result is immutable and may be rendered by several threads at a time.
  * ERR_LIMIT (too long, nested too deeply), ERR_CORRUPT (syntax; the sentence has the line),
- * ERR_UNSUPPORTED (a statement, filter or test that we do not have), ERR_NO_MEMORY. */
+ * ERR_UNSUPPORTED (a statement that we do not have; an unknown filter or test fails only when it is
+ * reached), ERR_NO_MEMORY. */
 enum err template_new(const char *source, size_t n, struct template **ret, struct err_text *text);
 void template_free(struct template *t);
 
