@@ -29,7 +29,7 @@ static inline json_t *reference_load(const char *file)
     char path[4096];
     reference_path(file, path);
     json_error_t error;
-    json_t *ret = json_load_file(path, 0, &error);
+    json_t *ret = json_load_file(path, JSON_ALLOW_NUL, &error);
     if (!ret)
         fail_msg("%s: %s", path, error.text);
     return ret;

@@ -75,12 +75,14 @@ static void test_stage_fast_is_near(void **state)
     check_tiny("tiny_split.gguf", "tiny_split.json", "mixed", &fast, 0.25);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stage_f32_agrees_with_transformers),
         cmocka_unit_test(test_stage_f32_agrees_for_other_storage_types),
         cmocka_unit_test(test_stage_fast_is_near),
     };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
