@@ -3,5 +3,9 @@
 
 void kernel_ops_avx2(struct kernel_ops *ops)
 {
-    (void)ops;
+    avx2_few(ops);
+    avx2_panels(ops);
+    avx2_dense(ops);
+    avx2_rows(ops);
+    avx2_attention(ops);
 }

@@ -221,7 +221,7 @@ DENSE(F32)
 DENSE(F16)
 DENSE(BF16)
 
-    void c_products(struct kernel_ops *ops)
+void c_products(struct kernel_ops *ops)
 {
 #define SET_TYPE(T)                                                                                \
     ops->few[TENSOR_##T] = few_##T;                                                                \
