@@ -179,8 +179,8 @@ static bool links_ready(struct pipeline *p, struct request *r, const struct node
         peer_want(p, head);
     if (!tail_up)
         peer_want(p, tail);
-    if (!head_up || tail_up)
-        return head_up;
+    if (!head_up || tail_up || is_self(p, head))
+        return head_up; /* a head sees to its tail itself */
     if (r->tail_wait_at == 0)
         r->tail_wait_at = p->now + TAIL_WAIT_US;
     r->via_head = p->now >= r->tail_wait_at;

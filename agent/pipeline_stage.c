@@ -444,10 +444,16 @@ static void tell_token(struct pipeline *p, struct run *run, const struct node_id
         head_on_token(p, run, step, token);
     else if (!send_token(p, run, head, step, token))
         stage_break(p, run, ERR_CLOSED);
-    if (is_self(p, to))
+    if (is_self(p, to)) {
         entry_on_token(p, &p->self, run->alias, token);
-    else if (!node_id_eq(to, head) && !send_token(p, run, to, step, token))
-        send_error(p, head, run->alias, step, &token->request, token->attempt, ERR_CLOSED);
+    } else if ((is_self(p, head) || !node_id_eq(to, head)) &&
+               !send_token(p, run, to, step, token)) {
+        struct frame_error error = {token->request, token->attempt, frame_error_of(ERR_CLOSED)};
+        if (is_self(p, head))
+            head_on_error(p, run, step, &error);
+        else
+            send_error(p, head, run->alias, step, &error.request, error.attempt, ERR_CLOSED);
+    }
 }
 
 static void take_samples(struct pipeline *p, struct run *run, const struct ring_entry *e,
