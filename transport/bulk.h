@@ -6,7 +6,8 @@
  * model is named by the hash of its manifest and a file by its number in it; never by a path. Bytes
  * come from and go to callbacks. Client and server are cores over a link that neither block nor
  * read a clock; bulk_fetch and bulk_serve are the loops of a thread that does nothing else.
- * Resuming is asking again for what is still missing: nothing else is remembered. */
+ * Resuming is asking again for what is still missing: nothing else is remembered. The link is made
+ * with BULK_FRAME_BYTES_MAX as its largest frame, whatever HELLO says about the data plane's. */
 #ifndef COVEY_TRANSPORT_BULK_H
 #define COVEY_TRANSPORT_BULK_H
 
@@ -103,7 +104,7 @@ enum {
 };
 
 struct bandwidth {
-    uint64_t to_peer_bytes_per_s;   /* as the peer saw them arrive */
+    uint64_t to_peer_bytes_per_s;   /* as the peer saw them arrive; 0: too slow to tell */
     uint64_t from_peer_bytes_per_s; /* as they arrived here */
 };
 
