@@ -47,6 +47,8 @@ enum {
     TRUST_NAME_MAX = 64,                  /* with the NUL */
     TRUST_VERSION_MAX = 32,               /* with the NUL */
     TRUST_INTRODUCE_US = 3 * 1000 * 1000, /* from session up to authenticated */
+    TRUST_JOIN_US = 10 * 1000 * 1000,     /* from JOIN to WELCOME: two writes to disk */
+    TRUST_DIGEST_US = 60 * 1000 * 1000,   /* digests are compared again, should a message be lost */
     TRUST_INVITE_US_DEFAULT = 600 * 1000 * 1000,
 };
 
@@ -117,8 +119,9 @@ enum trust_reason {
     TRUST_REASON_SELF,         /* we dialled ourselves */
     TRUST_REASON_CLONE,        /* our own key with another boot_id */
     TRUST_REASON_TIMEOUT,
-    TRUST_REASON_LEFT, /* we left that cluster */
-    TRUST_REASON_BUSY, /* too many sessions, or the cluster is full */
+    TRUST_REASON_LEFT,           /* we left that cluster */
+    TRUST_REASON_BUSY,           /* too many sessions, or the cluster is full */
+    TRUST_REASON_ALREADY_MEMBER, /* nothing to join */
     TRUST_REASON_N
 };
 /* A word for logs and JSON. Never NULL. */
@@ -178,13 +181,13 @@ enum err trust_new(const struct identity *identity, const uint8_t *stored, size_
 void trust_free(struct trust *t);
 DEFINE_CLEANUP(struct trust, trust_free)
 
-/* One event. The update must be empty. Outcomes of requests (nothing has happened then, and nothing
- * but requests fails): TRUST_INVITE: ERR_DENIED (a worker, or not a member), ERR_BUSY. TRUST_JOIN:
- * ERR_DENIED (in a cluster of more than one, without `leave`), ERR_EXISTS (a token of our own).
- * TRUST_REVOKE: ERR_DENIED (a worker; ourselves, the founder, or one that our own membership rests
- * on), ERR_NOT_FOUND, ERR_EXISTS. TRUST_APPROVE: ERR_DENIED, ERR_NOT_FOUND (never admitted by
- * anyone), ERR_EXISTS. ERR_LIMIT: the set is full. ERR_NO_MEMORY for any event: the core stays
- * consistent. */
+/* One event. The update must be empty; do what it says also when a request is refused. Outcomes of
+ * requests (nothing but requests is refused): TRUST_INVITE: ERR_DENIED (a worker, or not a member),
+ * ERR_BUSY. TRUST_JOIN: ERR_DENIED (in a cluster of more than one, without `leave`), ERR_EXISTS (a
+ * token of our own). TRUST_REVOKE: ERR_DENIED (a worker; ourselves, the founder, or one that our
+ * own membership rests on), ERR_NOT_FOUND, ERR_EXISTS. TRUST_APPROVE: ERR_DENIED, ERR_NOT_FOUND
+ * (never admitted by anyone), ERR_EXISTS. ERR_LIMIT: the set is full. ERR_NO_MEMORY for any event:
+ * the core stays consistent. */
 enum err trust_step(struct trust *t, const struct trust_event *event, struct trust_update *update);
 /* When the next TRUST_TICK is due; UINT64_MAX: no need. */
 uint64_t trust_next_due(const struct trust *t);
@@ -221,6 +224,10 @@ uint32_t trust_psks(const struct trust *t, uint64_t now_us,
                     struct session_psk ret[SESSION_PSKS_MAX]);
 /* What an initiator dials a member with: the newest secret. */
 void trust_dial_psk(const struct trust *t, struct session_psk *ret);
+/* The same for the attempt-th dial in a row (from 0) that this member dropped at the first message:
+ * after the newest the older ones in turn. A departure from "dials with the newest" (1.2): where both
+ * sides of a partition rotate the secret, neither has the other's newest, and they would never meet. */
+void trust_dial_psk_at(const struct trust *t, uint32_t attempt, struct session_psk *ret);
 /* While a join is open: what to dial the issuer with, and the invite tag to look for. */
 bool trust_join_psk(const struct trust *t, struct session_psk *ret);
 bool trust_join_tag(const struct trust *t, uint8_t ret[TOKEN_TAG_BYTES]);

@@ -1,0 +1,28 @@
+#include "proto/system.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include <uuid/uuid.h>
+
+/* gethostuuid(3): the hardware's UUID; ten seconds is more than it ever takes. */
+enum err system_machine_id(uint8_t ret[MACHINE_ID_MAX], size_t *ret_n)
+{
+    uuid_t id;
+    struct timespec wait = {.tv_sec = 10};
+    if (gethostuuid(id, &wait) != 0)
+        return ERR_NOT_FOUND;
+    memcpy(ret, id, sizeof id);
+    *ret_n = sizeof id;
+    return ERR_OK;
+}
+
+/* fsync leaves the bytes in the drive's cache there; F_FULLFSYNC does not, where the volume has it.
+ */
+enum err system_sync(int fd)
+{
+    if (fcntl(fd, F_FULLFSYNC) == 0)
+        return ERR_OK;
+    return fsync(fd) == 0 ? ERR_OK : ERR_IO;
+}
