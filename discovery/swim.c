@@ -396,6 +396,7 @@ static void notice_lateness(struct swim *s)
     if (s->silent || s->due_us == NEVER || s->now_us <= s->due_us + s->o.late_us)
         return;
     uint64_t late_us = s->now_us - s->due_us;
+    s->was_late = true;
     health_worse(s, 1 + (uint32_t)MIN_OF(late_us / MILLISECONDS(500), 100u));
     probe_shift(s, late_us);
     for (uint32_t i = 1; i < s->n_nodes; i++) {

@@ -36,7 +36,7 @@ static uint64_t suspicion_timeout(const struct swim *s, const struct node *n)
         double span = (double)(s->o.suspicion_max_us - s->o.suspicion_min_us);
         timeout = s->o.suspicion_max_us - (uint64_t)(span * ln[c + 1] / ln[k + 1]);
     }
-    return timeout * (1 + n->suspicion_health);
+    return timeout * (1 + MIN_OF(n->suspicion_health, s->health));
 }
 
 /* Adds those who confirm the suspicion; only members count. */

@@ -30,10 +30,11 @@ _Static_assert(NODES_ALL == SWIM_MEMBERS_MAX + 1, "ourselves and the others");
 #define NEVER UINT64_MAX
 
 #define MILLISECONDS(n) ((uint64_t)(n)*1000)
-#define TELL_GAP_US MILLISECONDS(50)         /* between unasked answers to one member */
-#define DIGEST_PATIENCE_US MILLISECONDS(700) /* differing hashes: gossip gets so long to cure it   \
-                                              */
-#define DIGEST_GAP_US MILLISECONDS(500)      /* between full digests to one member, at first */
+#define TELL_GAP_US MILLISECONDS(50) /* between unasked answers to one member */
+#define DIGEST_PATIENCE_US                                                                         \
+    MILLISECONDS(700)                   /* differing hashes: gossip gets so long to cure it        \
+                                         */
+#define DIGEST_GAP_US MILLISECONDS(500) /* between full digests to one member, at first */
 #define DIGEST_GAP_MAX_US MILLISECONDS(10000)
 #define DIGEST_ANSWER_GAP_US MILLISECONDS(200)
 #define EDGE_REPORT_GAP_US MILLISECONDS(5000)
@@ -148,6 +149,7 @@ struct swim {
     bool silent; /* left or asleep: we neither speak nor judge */
     uint64_t awake_since_us;
     uint32_t health;
+    bool was_late; /* in this round */
     uint64_t step;
     uint32_t layers_done;
 

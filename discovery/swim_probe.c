@@ -412,8 +412,10 @@ static void new_round(struct swim *s)
         s->order[i - 1] = s->order[j];
         s->order[j] = swap;
     }
-    if (s->n_order == 0)
-        health_better(s); /* nobody's answer can cure us */
+    /* With nobody left to answer, only being on time can show that we are well again. */
+    if (!s->was_late)
+        health_better(s);
+    s->was_late = false;
 }
 
 static void round_timer(struct swim *s, struct swim_update *u)
