@@ -401,6 +401,7 @@ static void notice_lateness(struct swim *s)
     probe_shift(s, late_us);
     for (uint32_t i = 1; i < s->n_nodes; i++) {
         s->nodes[i].suspected_us += late_us;
+        s->nodes[i].suspicion_health = s->health;
         s->nodes[i].added_us += late_us;
     }
     s->conflict_seen_us += late_us;

@@ -57,8 +57,7 @@ static void on_suspect(struct swim *s, struct swim_update *u, struct node *n)
 {
     n->suspected_us = s->now_us;
     n->suspicion_health = s->health;
-    if (n->session_up)
-        gossip_tell(s, u, n);
+    gossip_tell(s, u, n);
     uint32_t live = n_live(s);
     if (live <= CROWD || rng_below(&s->rng, live) < CROWD)
         probe_start(s, u, n);

@@ -239,7 +239,7 @@ static void probe_end(struct swim *s, struct swim_update *u, struct node *n)
 {
     struct probe *probe = &n->probe;
     probe->active = false;
-    if (n->heard_us >= probe->started_us && n->heard_us != 0)
+    if (n->heard_us > probe->started_us)
         return; /* no answer to the probe, but another word from it */
     if (!node_is_live(n))
         return;
