@@ -21,6 +21,9 @@ enum {
     TOKENIZER_VOCAB_MAX = 1 << 20,
     TOKENIZER_MERGES_MAX = 1 << 21,
     TOKENIZER_TOKEN_BYTES_MAX = 1 << 14,
+    TOKENIZER_SPECIAL_BYTES_MAX = 512,   /* of a control or user-defined token */
+    TOKENIZER_VOCAB_BYTES_MAX = 1 << 28, /* all tokens together */
+    TOKENIZER_WORD_MAX = 1 << 20,        /* a longer run without a split is cut here */
     TOKENIZER_END_MAX = 16,
     TOKENIZER_TEXT_MAX = 64 << 20, /* bytes of one text to encode */
 };
@@ -49,11 +52,12 @@ struct tokenizer_source {
     uint32_t n_tokens;
     const struct text_view *merges; /* [n_merges] "left right", best first */
     uint32_t n_merges;
-    int64_t bos, eos, eot, eom; /* -1: none */
-    int add_bos;                /* 0, 1, or -1: as the splitting rule usually does */
+    int64_t bos, eos, eot, eom, unknown; /* -1: none */
+    int add_bos;                         /* 0, 1, or -1: as the splitting rule usually does */
 };
 #define TOKENIZER_SOURCE_INIT                                                                      \
-    ((struct tokenizer_source){.bos = -1, .eos = -1, .eot = -1, .eom = -1, .add_bos = -1})
+    ((struct tokenizer_source){                                                                    \
+        .bos = -1, .eos = -1, .eot = -1, .eom = -1, .unknown = -1, .add_bos = -1})
 
 /* ERR_CORRUPT (metadata that contradict themselves), ERR_UNSUPPORTED (a kind or splitting rule that
  * we do not have; the sentence names it), ERR_LIMIT, ERR_NO_MEMORY. */
