@@ -28,7 +28,6 @@ const char *trust_reason_name(enum trust_reason reason)
         [TRUST_REASON_TIMEOUT] = "timeout",
         [TRUST_REASON_LEFT] = "left",
         [TRUST_REASON_BUSY] = "busy",
-        [TRUST_REASON_ALREADY_MEMBER] = "already_member",
     };
     return (unsigned)reason < TRUST_REASON_N ? names[reason] : "unknown";
 }

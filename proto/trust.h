@@ -119,9 +119,8 @@ enum trust_reason {
     TRUST_REASON_SELF,         /* we dialled ourselves */
     TRUST_REASON_CLONE,        /* our own key with another boot_id */
     TRUST_REASON_TIMEOUT,
-    TRUST_REASON_LEFT,           /* we left that cluster */
-    TRUST_REASON_BUSY,           /* too many sessions, or the cluster is full */
-    TRUST_REASON_ALREADY_MEMBER, /* nothing to join */
+    TRUST_REASON_LEFT, /* we left that cluster */
+    TRUST_REASON_BUSY, /* too many sessions, or the cluster is full */
     TRUST_REASON_N
 };
 /* A word for logs and JSON. Never NULL. */
@@ -225,8 +224,9 @@ uint32_t trust_psks(const struct trust *t, uint64_t now_us,
 /* What an initiator dials a member with: the newest secret. */
 void trust_dial_psk(const struct trust *t, struct session_psk *ret);
 /* The same for the attempt-th dial in a row (from 0) that this member dropped at the first message:
- * after the newest the older ones in turn. A departure from "dials with the newest" (1.2): where both
- * sides of a partition rotate the secret, neither has the other's newest, and they would never meet. */
+ * after the newest the older ones in turn. A departure from "dials with the newest" (1.2): where
+ * both sides of a partition rotate the secret, neither has the other's newest, and they would never
+ * meet. */
 void trust_dial_psk_at(const struct trust *t, uint32_t attempt, struct session_psk *ret);
 /* While a join is open: what to dial the issuer with, and the invite tag to look for. */
 bool trust_join_psk(const struct trust *t, struct session_psk *ret);

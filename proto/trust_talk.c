@@ -301,8 +301,7 @@ static enum trust_reason check_joiner(struct trust *t, const struct talk *talk)
         return TRUST_REASON_REVOKED;
     if (!token || members_role(t->members, &t->identity.id) != TRUST_ROLE_MEMBER)
         return TRUST_REASON_TOKEN;
-    if (role == TRUST_ROLE_MEMBER || (role == TRUST_ROLE_WORKER && token->worker))
-        return TRUST_REASON_ALREADY_MEMBER;
+    /* One that has a record already is welcome: it left, or our welcome was lost. */
     return TRUST_REASON_NONE;
 }
 

@@ -312,6 +312,9 @@ static void test_trust_leave_starts_over_and_survives_a_restart(void **state)
     world_start(&w, 1);
     assert_false(hash256_eq(&old, trust_cluster_id(w.nodes[1].trust)));
     assert_int_equal(world_dial(&w, 1, 0), 0);
+    /* Its record is still there; a token brings it back. */
+    assert_true(world_is_trusted(&w, world_admit(&w, 0, 1, false)));
+    assert_same_view(&w, 0, 1);
     world_deinit(&w);
 }
 

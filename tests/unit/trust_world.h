@@ -16,6 +16,12 @@
 
 #include <cmocka.h>
 
+/* Around each step of a core. */
+#ifndef WORLD_BEFORE_STEP
+#define WORLD_BEFORE_STEP (void)0
+#define WORLD_AFTER_STEP (void)0
+#endif
+
 enum { WORLD_NODES = 6, WORLD_LINKS = 256, WORLD_QUEUE = 4096, WORLD_EFFECTS = 512 };
 
 struct world_node {
@@ -111,7 +117,9 @@ static inline enum err world_step(struct world *w, int i, struct trust_event eve
 {
     struct trust_update u = TRUST_UPDATE_INIT;
     event.now_us = w->now_us;
+    WORLD_BEFORE_STEP;
     enum err e = trust_step(w->nodes[i].trust, &event, &u);
+    WORLD_AFTER_STEP;
     if (event.kind == TRUST_INVITE && e == ERR_OK)
         w->nodes[i].token = u.token;
     world_apply(w, i, &u);
