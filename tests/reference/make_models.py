@@ -3,6 +3,8 @@
 
   make_models.py TINY_DIR        (TINY_DIR holds llama/ and llama_rope3/: config.json, model.safetensors, reference.json)
 
+  make_models.py corpus DIR      (small valid files for tests/fuzz/corpus/gguf)
+
 The expected logits come from the plain F64 forward pass below, which is first held against the
 logits of transformers (reference.json) for the F32 weights. Needs numpy and gguf (0.19).
 """
@@ -251,7 +253,35 @@ def split_model():
     json.dump({"source": "make_models.py", "mixed": expected(h, seen, ids)}, open(f"{HERE}/tiny_split.json", "w"), separators=(",", ":"))
 
 
+def corpus(folder):
+    """Small valid files from which fuzzing starts."""
+    os.makedirs(folder, exist_ok=True)
+    h = dict(n_layers=1, n_embd=8, n_ff=8, n_heads=1, n_kv_heads=1, head_dim=8, eps=1e-5, base=10000.0, context=16)
+    one = lambda *s: np.ones(s, np.float32)
+    t = {"token_embd.weight": one(3, 8), "output_norm.weight": one(8), "rope_freqs.weight": one(4)}
+    for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
+        t[f"blk.0.{name}.weight"] = one(8, 8)
+    t["blk.0.attn_norm.weight"], t["blk.0.ffn_norm.weight"] = one(8), one(8)
+
+    def meta(w):
+        w.add_token_list(["a", "b", "ab"])
+        w.add_token_types([3, 1, 1])
+        w.add_token_scores([0.0, -1.0, -2.0])
+        w.add_token_merges(["a b"])
+        w.add_bos_token_id(0)
+        w.add_add_bos_token(True)
+        w.add_custom_alignment(64)
+
+    write(folder + "/model.gguf", h, t, lambda n: T.F32)
+    write(folder + "/tokenizer.gguf", h, t, lambda n: T.F16, meta)
+    data = bytearray(open(folder + "/model.gguf", "rb").read())
+    data[4] = 2
+    open(folder + "/version2.gguf", "wb").write(data)
+
+
 def main():
+    if sys.argv[1] == "corpus":
+        return corpus(sys.argv[2])
     tiny(sys.argv[1] + "/llama", "tiny_llama", [T.F32, T.F16, T.Q8_0, T.Q4_1])
     tiny(sys.argv[1] + "/llama_rope3", "tiny_rope3", [T.Q8_0])
     split_model()

@@ -75,12 +75,201 @@ static void test_stage_fast_is_near(void **state)
     check_tiny("tiny_split.gguf", "tiny_split.json", "mixed", &fast, 0.25);
 }
 
+enum { RUN = 64 };
+
+/* The fixed run of 64 tokens. */
+static void fixed_ids(int32_t ids[RUN], uint32_t n_vocab)
+{
+    uint32_t x = 12345;
+    for (int i = 0; i < RUN; i++) {
+        x = x * 1664525u + 1013904223u;
+        ids[i] = (int32_t)(x >> 8) % (int32_t)n_vocab;
+    }
+}
+
+/* Logits of the run, fed in chunks. */
+static float *run_chunks(const struct chain_options *options, uint32_t chunk)
+{
+    char path[4096];
+    reference_path("tiny_split.gguf", path);
+    struct chain c;
+    chain_open(&c, path, options);
+    int32_t ids[RUN];
+    fixed_ids(ids, c.n_vocab);
+    float *ret = malloc((size_t)RUN * c.n_vocab * sizeof(float));
+    assert_non_null(ret);
+    for (uint32_t at = 0; at < RUN; at += chunk) {
+        uint32_t take = MIN_OF(chunk, RUN - at);
+        struct stage_segment s = {
+            .position = at, .n_rows = take, .token_ids = ids + at, .logits = STAGE_LOGITS_ALL};
+        chain_step(&c, &s, 1);
+        memcpy(ret + (size_t)at * c.n_vocab, c.logits, (size_t)take * c.n_vocab * sizeof(float));
+    }
+    chain_close(&c);
+    return ret;
+}
+
+enum { SPLIT_VOCAB = 320, SPLIT_LAYERS = 6 };
+
+static void check_same(const struct chain_options *options, uint32_t chunk, const float *want)
+{
+    float *got = run_chunks(options, chunk);
+    if (memcmp(got, want, (size_t)RUN * SPLIT_VOCAB * sizeof(float)) != 0)
+        fail_msg("other bits: variant %u threads %u chunk %u cuts %u %u precision %d",
+                 options->variant, options->n_threads, chunk, options->cuts[0], options->cuts[1],
+                 (int)options->precision);
+    free(got);
+}
+
+static void check_all_splits(enum stage_precision precision, uint32_t variant)
+{
+    static const uint32_t chunks[] = {1, 7, 32, 512};
+    struct chain_options o = {.precision = precision, .variant = 1, .n_threads = 1};
+    float *want = run_chunks(&o, RUN); /* the C reference, one thread, one chunk */
+    o.variant = variant;
+    for (uint32_t threads = 1; threads <= 3; threads++) {
+        for (size_t i = 0; i < ARRAY_LEN(chunks); i++) {
+            o.n_threads = threads;
+            check_same(&o, chunks[i], want);
+        }
+    }
+    o.n_threads = 2;
+    for (uint32_t a = 1; a < SPLIT_LAYERS; a++) {
+        for (uint32_t b = a; b < SPLIT_LAYERS; b++) {
+            o.cuts[0] = a;
+            o.cuts[1] = b > a ? b : 0; /* two stages, or three */
+            check_same(&o, chunks[(a + b) % ARRAY_LEN(chunks)], want);
+        }
+    }
+    free(want);
+}
+
+static void test_stage_bits_do_not_depend_on_the_split(void **state)
+{
+    (void)state;
+    check_all_splits(STAGE_FAST, 1);
+    check_all_splits(STAGE_FAST, 0);
+    check_all_splits(STAGE_F32, 0);
+}
+
+/* Three sequences in one stage: their rows are mixed into steps of every kind, one of them is cut
+ * back and fed again, and each gives the bits that it gives alone. */
+static void test_stage_bits_do_not_depend_on_companions(void **state)
+{
+    (void)state;
+    struct chain_options o = {.n_threads = 2, .n_slots = 3, .context = 100, .cuts = {2}};
+    float *want = run_chunks(&o, RUN);
+    size_t row = SPLIT_VOCAB;
+    char path[4096];
+    reference_path("tiny_split.gguf", path);
+    struct chain c;
+    chain_open(&c, path, &o);
+    int32_t ids[RUN];
+    fixed_ids(ids, c.n_vocab);
+    struct stage_segment first[] = {
+        {.slot = 2, .position = 0, .n_rows = 40, .token_ids = ids + 20},
+        {.slot = 1, .position = 0, .n_rows = 3, .token_ids = ids, .logits = STAGE_LOGITS_ALL},
+        {.slot = 0, .position = 0, .n_rows = 5, .token_ids = ids, .logits = STAGE_LOGITS_LAST},
+        {.slot = 1, .position = 3, .n_rows = 9, .token_ids = ids + 3, .logits = STAGE_LOGITS_LAST},
+    };
+    chain_step(&c, first, 4);
+    assert_memory_equal(c.logits, want, 3 * row * sizeof(float));
+    assert_memory_equal(c.logits + 3 * row, want + 4 * row, row * sizeof(float));
+    assert_memory_equal(c.logits + 4 * row, want + 11 * row, row * sizeof(float));
+    assert_int_equal(stage_slot_length(c.stages[0], 1), 12);
+    /* Slot 2 begins again with other tokens; its later positions are dropped. */
+    struct stage_segment second[] = {
+        {.slot = 1,
+         .position = 12,
+         .n_rows = 1,
+         .token_ids = ids + 12,
+         .logits = STAGE_LOGITS_LAST},
+        {.slot = 2, .position = 0, .n_rows = 30, .token_ids = ids, .logits = STAGE_LOGITS_LAST},
+        {.slot = 0, .position = 5, .n_rows = 1, .token_ids = ids + 5, .logits = STAGE_LOGITS_NONE},
+    };
+    chain_step(&c, second, 3);
+    assert_memory_equal(c.logits, want + 12 * row, row * sizeof(float));
+    assert_memory_equal(c.logits + row, want + 29 * row, row * sizeof(float));
+    assert_int_equal(stage_slot_length(c.stages[1], 2), 30);
+    for (uint32_t i = 0; i < c.n_stages; i++)
+        stage_slot_truncate(c.stages[i], 1, 6);
+    struct stage_segment third[] = {
+        {.slot = 0, .position = 6, .n_rows = 58, .token_ids = ids + 6, .logits = STAGE_LOGITS_LAST},
+        {.slot = 1, .position = 6, .n_rows = 2, .token_ids = ids + 6, .logits = STAGE_LOGITS_ALL},
+    };
+    chain_step(&c, third, 2);
+    assert_memory_equal(c.logits, want + 63 * row, row * sizeof(float));
+    assert_memory_equal(c.logits + row, want + 6 * row, 2 * row * sizeof(float));
+    chain_close(&c);
+    free(want);
+}
+
+static void test_stage_refuses_bad_steps(void **state)
+{
+    (void)state;
+    struct chain_options o = {.n_threads = 1, .n_slots = 2, .context = 20};
+    char path[4096];
+    reference_path("tiny_split.gguf", path);
+    struct chain c;
+    chain_open(&c, path, &o);
+    const int32_t ids[30] = {5, 6, 7}, low[1] = {-1}, high[1] = {SPLIT_VOCAB};
+    struct stage_segment ok = {.n_rows = 10, .token_ids = ids};
+    chain_step(&c, &ok, 1);
+    const struct stage_segment bad[] = {
+        {.slot = 2, .n_rows = 1, .token_ids = ids},
+        {.position = 11, .n_rows = 1, .token_ids = ids},
+        {.position = UINT32_MAX, .n_rows = 1, .token_ids = ids},
+        {.position = 10, .n_rows = 11, .token_ids = ids},
+        {.position = 10, .n_rows = UINT32_MAX, .token_ids = ids},
+        {.position = 10, .n_rows = 0, .token_ids = ids},
+        {.position = 10, .n_rows = 1},
+        {.position = 10, .n_rows = 1, .token_ids = low},
+        {.position = 10, .n_rows = 1, .token_ids = high},
+        {.position = 10, .n_rows = 1, .token_ids = ids, .logits = (enum stage_logits)3},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++)
+        assert_int_equal(stage_forward(c.stages[0], &bad[i], 1, NULL, NULL, c.logits), ERR_INVALID);
+    struct stage_segment want_logits = {
+        .position = 10, .n_rows = 1, .token_ids = ids, .logits = STAGE_LOGITS_LAST};
+    assert_int_equal(stage_forward(c.stages[0], &want_logits, 1, NULL, NULL, NULL), ERR_INVALID);
+    assert_int_equal(stage_forward(c.stages[0], &ok, 0, NULL, NULL, c.logits), ERR_INVALID);
+    struct stage_segment twice[] = {ok, ok}; /* the second does not continue the first */
+    assert_int_equal(stage_forward(c.stages[0], twice, 2, NULL, NULL, c.logits), ERR_INVALID);
+    assert_int_equal(stage_slot_length(c.stages[0], 0), 10);
+    assert_int_equal(stage_slot_length(c.stages[0], 9), 0);
+
+    struct err_text text = {""};
+    struct stage *s;
+    const struct stage_options wrong[] = {
+        {.first_layer = 0, .n_layers = 7, .context = 20, .n_slots = 1},
+        {.first_layer = 6, .n_layers = 1, .context = 20, .n_slots = 1},
+        {.first_layer = 1, .n_layers = UINT32_MAX, .context = 20, .n_slots = 1},
+        {.first_layer = 0, .n_layers = 0, .context = 20, .n_slots = 1},
+        {.first_layer = 0, .n_layers = 6, .context = 0, .n_slots = 1},
+        {.first_layer = 0, .n_layers = 6, .context = 2049, .n_slots = 1},
+        {.first_layer = 0, .n_layers = 6, .context = 20, .n_slots = 0},
+        {.first_layer = 0, .n_layers = 6, .context = 20, .n_slots = STAGE_SLOTS_MAX + 1},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
+        assert_int_equal(stage_new(c.model, c.pool, &wrong[i], &s, &text), ERR_INVALID);
+        assert_non_null(strstr(text.text, "tiny_split.gguf"));
+        assert_int_equal(stage_memory_bytes(c.model, &wrong[i]), 0);
+    }
+    struct stage_options small = {.n_layers = 6, .context = 20, .n_slots = 1}, large = small;
+    large.context = 2048;
+    assert_true(stage_memory_bytes(c.model, &small) < stage_memory_bytes(c.model, &large));
+    chain_close(&c);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stage_f32_agrees_with_transformers),
         cmocka_unit_test(test_stage_f32_agrees_for_other_storage_types),
         cmocka_unit_test(test_stage_fast_is_near),
+        cmocka_unit_test(test_stage_bits_do_not_depend_on_the_split),
+        cmocka_unit_test(test_stage_bits_do_not_depend_on_companions),
+        cmocka_unit_test(test_stage_refuses_bad_steps),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
