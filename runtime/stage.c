@@ -68,10 +68,12 @@ static size_t lay_out(const struct stage *s, const struct model *m, uint8_t *bas
     size_t at = 0, rows = STAGE_ROWS_MAX;
     w->x = part_f32(base, &at, rows, info->n_embd);
     w->h = part_f32(base, &at, rows, info->n_embd);
-    w->q = part_f32(base, &at, rows, m->q_dim);
-    w->keys = part_f32(base, &at, rows, m->kv_dim);
-    w->values = part_f32(base, &at, rows, m->kv_dim);
+    w->q = part_f32(base, &at, rows + FINE_ROWS, m->q_dim);
+    w->keys = part_f32(base, &at, rows + FINE_ROWS, m->kv_dim);
+    w->values = part_f32(base, &at, rows + FINE_ROWS, m->kv_dim);
     w->attended = part_f32(base, &at, rows, m->q_dim);
+    w->fine = part_f32(base, &at, 2 * (size_t)FINE_ROWS, info->n_embd);
+    w->logits = part_f32(base, &at, s->is_tail ? 2 * (size_t)OUTPUT_ROWS : 0, info->n_vocab);
     w->gate = part_f32(base, &at, FFN_ROWS, info->n_ff);
     w->up = part_f32(base, &at, FFN_ROWS, info->n_ff);
     w->rope = part_f32(base, &at, 1, rope_table_elements(&s->rope, STAGE_ROWS_MAX));

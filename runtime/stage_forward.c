@@ -6,6 +6,7 @@
  *   k, v into the cache; a = attention(q); x += Wo a, in slices;
  *   h = rms_norm(x); x += Wdown (act(Wgate h) * Wup h), in slices.
  * Head: x = rows of the embedding. Tail: logits = Wout rms_norm(x), for the rows that want them. */
+#include "runtime/stage_fine.h"
 #include "runtime/stage_internal.h"
 
 #include <math.h>
@@ -43,6 +44,37 @@ static void norm(const struct pass *p, const float *x, uint32_t n_rows, const fl
     rms_norm(p->s->kernels, x, n, n_rows, n, weight, p->m->info.norm_epsilon, y, n);
 }
 
+/* y = W x with finer activations (stage_fine.h) for up to FINE_ROWS rows. Behind the n_rows of y
+ * there must be room for as many more. */
+static void multiply_fine(const struct pass *p, const struct matrix *const *w, float *const *y,
+                          int n_matrices, const float *x, uint32_t n_rows)
+{
+    struct activations a;
+    uint32_t n_in = w[0]->n_in;
+    size_t n = (size_t)n_rows * n_in;
+    float *both = p->s->work.fine;
+    int n_fine = 0;
+    for (int i = 0; i < n_matrices; i++)
+        n_fine += form_of(p, w[i]) == ACTIVATIONS_QUANTISED;
+    if (n_fine > 0) {
+        memcpy(both, x, n * sizeof *x);
+        fine_rest(x, n, both + n);
+        prepare(p, &a, both, 2 * n_rows, n_in, ACTIVATIONS_QUANTISED);
+    }
+    for (int i = 0; i < n_matrices; i++) {
+        if (form_of(p, w[i]) != ACTIVATIONS_QUANTISED)
+            continue;
+        size_t n_out = (size_t)n_rows * w[i]->n_out;
+        multiply(p, w[i], &a, 0, y[i]);
+        add_to(p->s->kernels, y[i], y[i] + n_out, n_out);
+    }
+    if (n_fine < n_matrices)
+        prepare(p, &a, x, n_rows, n_in, ACTIVATIONS_DENSE);
+    for (int i = 0; i < n_matrices; i++)
+        if (form_of(p, w[i]) != ACTIVATIONS_QUANTISED)
+            multiply(p, w[i], &a, 0, y[i]);
+}
+
 /* q, k and v of the rows, with biases, head norms and RoPE. */
 static void project(const struct pass *p, const struct layer_weights *w)
 {
@@ -50,13 +82,15 @@ static void project(const struct pass *p, const struct layer_weights *w)
     const struct model *m = p->m;
     float *const to[3] = {work->q, work->keys, work->values};
     const uint32_t widths[3] = {m->q_dim, m->kv_dim, m->kv_dim};
-    struct activations a;
-    unsigned forms = 0;
-    for (int i = 0; i < 3; i++)
-        forms |= form_of(p, &w->matrix[LAYER_ATTN_Q + i]);
-    prepare(p, &a, work->h, p->n_rows, m->info.n_embd, forms);
+    const struct matrix *const matrices[3] = {&w->matrix[LAYER_ATTN_Q], &w->matrix[LAYER_ATTN_K],
+                                              &w->matrix[LAYER_ATTN_V]};
+    for (uint32_t r = 0; r < p->n_rows; r += FINE_ROWS) {
+        float *const at[3] = {to[0] + (size_t)r * widths[0], to[1] + (size_t)r * widths[1],
+                              to[2] + (size_t)r * widths[2]};
+        multiply_fine(p, matrices, at, 3, work->h + (size_t)r * m->info.n_embd,
+                      MIN_OF(p->n_rows - r, (uint32_t)FINE_ROWS));
+    }
     for (int i = 0; i < 3; i++) {
-        multiply(p, &w->matrix[LAYER_ATTN_Q + i], &a, 0, to[i]);
         if (w->vector[LAYER_ATTN_Q_BIAS + i])
             add_bias(p->s->kernels, to[i], widths[i], p->n_rows, widths[i],
                      w->vector[LAYER_ATTN_Q_BIAS + i]);
@@ -182,11 +216,13 @@ static void finish(const struct pass *p, const struct stage_segment *segments, f
         norm(p, from, wanted, s->weights.output_norm, s->work.h + n * n_embd);
         n += wanted;
     }
-    if (n == 0)
-        return;
-    struct activations a;
-    prepare(p, &a, s->work.h, n, (uint32_t)n_embd, form_of(p, &s->weights.output));
-    multiply(p, &s->weights.output, &a, 0, logits);
+    const struct matrix *out = &s->weights.output;
+    for (uint32_t r = 0; r < n; r += OUTPUT_ROWS) {
+        uint32_t rows = MIN_OF(n - r, (uint32_t)OUTPUT_ROWS);
+        float *const tile = s->work.logits;
+        multiply_fine(p, &out, &tile, 1, s->work.h + r * n_embd, rows);
+        memcpy(logits + (size_t)r * out->n_out, tile, (size_t)rows * out->n_out * sizeof *tile);
+    }
 }
 
 void stage_pass(struct stage *s, const struct stage_segment *segments, uint32_t n_segments,

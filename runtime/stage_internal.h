@@ -11,6 +11,10 @@ enum {
     /* Rows of one pass through a feed-forward block. The kernels are as fast with 128 rows as with
      * 512, and the working memory of wide models is a quarter. */
     FFN_ROWS = 128,
+    /* The same for the projections to q, k and v with finer activations, and for the output matrix,
+     * where the results of twice as many rows are held. */
+    FINE_ROWS = 128,
+    OUTPUT_ROWS = 16,
     /* Elements of one slice of ffn_down's input: whole blocks of every type. Fixed for ever
      * (arithmetic). */
     FFN_SLICE = 512,
@@ -35,8 +39,8 @@ struct stage_weights {
     const float *output_norm, *rope_factors;
 };
 
-/* Working memory of one step; pointers into one allocation. Rows are STAGE_ROWS_MAX, except gate
- * and up: FFN_ROWS. */
+/* Working memory of one step; pointers into one allocation. Rows are STAGE_ROWS_MAX where nothing
+ * else is said, and FINE_ROWS more in q, keys and values (stage_fine.h). */
 struct stage_work {
     void *base;
     float *x;          /* [rows, n_embd] the residual stream */
@@ -45,6 +49,8 @@ struct stage_work {
     float *keys;       /* [rows, kv_dim] */
     float *values;     /* [rows, kv_dim] */
     float *attended;   /* [rows, q_dim] */
+    float *fine;       /* [2 FINE_ROWS, n_embd] rows and their rests */
+    float *logits;     /* [2 OUTPUT_ROWS, n_vocab]; of a tail */
     float *gate;       /* [FFN_ROWS, n_ff] */
     float *up;         /* [FFN_ROWS, n_ff] */
     float *rope;       /* table of the step */
