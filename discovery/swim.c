@@ -237,6 +237,9 @@ static void on_session(struct swim *s, struct swim_update *u, struct node *n,
                        enum swim_session session)
 {
     enum swim_state old = node_state(n);
+    /* Both sides may dial: while a session is up, a failed dial of ours says nothing. */
+    if (n->session_up && (session == SWIM_SESSION_REFUSED || session == SWIM_SESSION_TIMED_OUT))
+        return;
     switch (session) {
     case SWIM_SESSION_UP:
         n->session_up = true;

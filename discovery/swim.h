@@ -111,6 +111,8 @@ enum swim_event_type {
     SWIM_EVENT_LEAVING,      /* says goodbye to everybody; afterwards we refute nothing */
 };
 
+/* REFUSED and TIMED_OUT are outcomes of a dial; they are ignored while another session to the peer
+ * is up, so an up session ends with CLOSED. */
 enum swim_session {
     SWIM_SESSION_UP,
     SWIM_SESSION_CLOSED,       /* was up; a hint: REDIAL is asked for at once */

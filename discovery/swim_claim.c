@@ -125,8 +125,17 @@ static void hear_of_rival(struct swim *s, struct swim_update *u, const struct cl
     }
     if (newer && c->rival == me->claim.boot_id) {
         s->conflict_seen_us = s->now_us;
-        if (me->claim.state == SWIM_CONFLICT)
-            return; /* the timer answers */
+        if (me->claim.state == SWIM_CONFLICT) {
+            /* Answered soon, not at once: the two would go on as fast as the network lets them.
+             * Both may have taken the same incarnation, where the smaller boot_id is seen by
+             * nobody. */
+            uint64_t pause_us = s->o.conflict_claim_us / 4;
+            if (above)
+                s->conflict_claim_at_us =
+                    MIN_OF(s->conflict_claim_at_us,
+                           s->now_us + pause_us + rng_below(&s->rng, pause_us + 1));
+            return;
+        }
         s->conflict_claim_at_us = s->now_us + s->o.conflict_claim_us;
         struct swim_effect *e = effect_add(s, u, SWIM_EFFECT_SELF_CONFLICT, me);
         if (e)

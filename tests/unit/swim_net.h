@@ -66,6 +66,7 @@ struct net {
     double loss, duplicate;
     bool cut[NET_PATHS][NET_HOSTS][NET_HOSTS]; /* [path][from][to] */
     bool block_datagrams;                      /* UDP is filtered everywhere */
+    uint32_t clone, clone_seen_by;             /* this host has another one's id; bits: by whom */
     struct node_id ids[NET_HOSTS];
     struct host hosts[NET_HOSTS];
     struct packet *heap;
@@ -88,12 +89,16 @@ static inline struct node_id net_id(const struct net *net, uint32_t i)
     return net->ids[i];
 }
 
-static inline uint32_t net_index(struct net *net, const struct node_id *id)
+/* Where host `from` finds this id: with a clone in the house, some find the one, some the other. */
+static inline uint32_t net_index(struct net *net, uint32_t from, const struct node_id *id)
 {
+    if (net->clone != 0 && node_id_eq(&net->ids[net->clone], id) &&
+        (net->clone_seen_by >> from & 1))
+        return net->clone;
     for (uint32_t i = 0; i < net->n; i++)
         if (node_id_eq(&net->ids[i], id))
             return i;
-    NET_CHECK(net, !"a known id");
+    NET_CHECK(net, false);
     return 0;
 }
 
@@ -183,7 +188,7 @@ static inline void net_dial(struct net *net, uint32_t i, uint32_t j)
 static inline void net_send(struct net *net, uint32_t i, const struct wire_message *m)
 {
     struct host *h = &net->hosts[i];
-    uint32_t j = net_index(net, &m->to);
+    uint32_t j = net_index(net, i, &m->to);
     NET_CHECK(net, m->channel == CHANNEL_SWIM);
     struct packet p = {.from = i, .to = j, .path = m->path, .len = m->len};
     p.boot = net->hosts[j].boot;
@@ -251,9 +256,14 @@ static inline enum err net_step(struct net *net, uint32_t i, const struct swim_e
     for (uint32_t n = 0; n < u->n_effects; n++) {
         const struct swim_effect *effect = &u->effects[n];
         if (effect->type == SWIM_EFFECT_REDIAL)
-            net_dial(net, i, net_index(net, &effect->peer));
+            net_dial(net, i, net_index(net, i, &effect->peer));
         if (effect->type == SWIM_EFFECT_INCARNATION)
             h->floor = effect->incarnation;
+        if (getenv("SWIM_TRACE") && effect->type == SWIM_EFFECT_STATE)
+            (void)fprintf(stderr, "  %llu us: host %u: %u %s -> %s, incarnation %llu\n",
+                          (unsigned long long)net->now, i, net_index(net, i, &effect->peer),
+                          swim_state_name(effect->old), swim_state_name(effect->new),
+                          (unsigned long long)effect->incarnation);
         h->n_self_conflicts += effect->type == SWIM_EFFECT_SELF_CONFLICT;
         h->n_deaths += effect->type == SWIM_EFFECT_STATE && effect->new == SWIM_DEAD;
     }
@@ -295,7 +305,7 @@ static inline void net_start(struct net *net, uint32_t i, void (*adjust)(struct 
     memset(h->dialling, 0, sizeof h->dialling);
     uint32_t paths[NET_PATHS] = {1, 2};
     for (uint32_t j = 0; j < net->n; j++) {
-        if (j == i)
+        if (node_id_eq(&net->ids[j], &net->ids[i]))
             continue;
         struct swim_event add = {.type = SWIM_EVENT_MEMBER_ADD, .peer = net_id(net, j)};
         (void)net_step(net, i, &add);
@@ -420,7 +430,7 @@ static inline void net_deliver(struct net *net, const struct packet *p)
         if (p->session == SWIM_SESSION_CLOSED && other->up && other->session[p->to] &&
             h->session[p->from])
             return;
-        h->session[p->from] = up;
+        h->session[p->from] = up || (h->session[p->from] && p->session != SWIM_SESSION_CLOSED);
         e.type = SWIM_EVENT_SESSION;
     } else {
         if (p->type == PACKET_MESSAGE && (h->boot != p->boot || !h->session[p->from]))

@@ -490,6 +490,8 @@ static void test_sessions(void **state)
         {"session", 0, DO_SESSION, 1, .session = SWIM_SESSION_UP, .of = 1, .is = SWIM_ALIVE,
          .to = 1, .sent = SENT_DIGEST | SENT_BY_SESSION},
         {"answers the first ping", 1, DO_ACK, 1, .of = 1, .is = SWIM_ALIVE},
+        {"a second dial fails, which means nothing", 1, DO_SESSION, 1,
+         .session = SWIM_SESSION_REFUSED, .of = 1, .is = SWIM_ALIVE},
         {"closed: a hint", 10, DO_SESSION, 1, .session = SWIM_SESSION_CLOSED, .of = 1,
          .is = SWIM_ALIVE, .to = 1, .sent = SENT_PING, .on = 1, .effects = EFFECT_REDIAL},
         {"refused: dead", 1, DO_SESSION, 1, .session = SWIM_SESSION_REFUSED, .of = 1,

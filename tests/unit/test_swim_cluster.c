@@ -322,6 +322,80 @@ static void test_records_reach_everybody(void **state)
     }
 }
 
+static bool all_see(struct net *net, uint32_t who, enum swim_state is, uint64_t boot)
+{
+    for (uint32_t i = 0; i < net->n; i++) {
+        if (i == who || i == net->clone || i == 1)
+            continue;
+        struct swim_member_view v = net_view(net, i, who);
+        if (v.state != is || (boot != 0 && v.boot_id != boot))
+            return false;
+    }
+    return true;
+}
+
+/* PROTOCOL 1.7: host 1 and a clone of it, each seen by some of the others; then one of them stops.
+ */
+static void test_cloned_key_is_excluded_until_one_stops(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= seeds(40); seed++) {
+        struct net net;
+        net_init(&net, seed, 4 + (uint32_t)(seed % 6));
+        net.clone = net.n - 1;
+        net.ids[net.clone] = net.ids[1];
+        net.loss = seed % 4 == 0 ? 0.05 : 0;
+        uint32_t seen_by = (uint32_t)rng_below(&net.rng, 1u << net.n) | 1; /* by 0, not by 2 */
+        seen_by &= ~(1u << 2);
+        for (uint32_t i = 0; i < net.clone; i++)
+            net_start(&net, i, NULL);
+        net_run(&net, 3 * NET_S);
+        NET_CHECK(&net, all_see(&net, 1, SWIM_ALIVE, net.hosts[1].boot));
+        net_start(&net, net.clone, NULL);
+        net.clone_seen_by = seen_by;
+        net_run(&net, 4 * NET_S);
+        NET_CHECK(&net, all_see(&net, 1, SWIM_CONFLICT, 0));
+        NET_CHECK(&net, swim_self_state(net.hosts[1].swim) == SWIM_CONFLICT);
+        NET_CHECK(&net, swim_self_state(net.hosts[net.clone].swim) == SWIM_CONFLICT);
+        NET_CHECK(&net, net.hosts[1].n_self_conflicts == 1);
+        net_run(&net, 10 * NET_S); /* and that lasts */
+        NET_CHECK(&net, swim_self_state(net.hosts[1].swim) == SWIM_CONFLICT);
+        NET_CHECK(&net, swim_self_state(net.hosts[net.clone].swim) == SWIM_CONFLICT);
+        uint32_t stops = seed & 1 ? 1 : net.clone, stays = seed & 1 ? net.clone : 1;
+        if (seed & 2)
+            net_kill(&net, stops);
+        else
+            net_crash(&net, stops);
+        net.clone_seen_by = seed & 1 ? UINT32_MAX : 0;
+        net_run(&net, 9 * NET_S);
+        NET_CHECK(&net, swim_self_state(net.hosts[stays].swim) == SWIM_ALIVE);
+        NET_CHECK(&net, all_see(&net, 1, SWIM_ALIVE, net.hosts[stays].boot));
+        net_deinit(&net);
+    }
+}
+
+/* UDP is filtered: the sessions alone keep everybody alive, and records travel. */
+static void test_blocked_datagrams(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= seeds(20); seed++) {
+        struct net net;
+        net_init(&net, seed, 2 + (uint32_t)(seed % 5));
+        net.block_datagrams = true;
+        net_start_all(&net);
+        NET_CHECK(&net, net_settles(&net, 5 * NET_S));
+        uint64_t deaths = count_deaths(&net);
+        net_run(&net, 20 * NET_S);
+        NET_CHECK(&net, count_deaths(&net) == deaths);
+        net_record(&net, 0, 1, &seed, sizeof seed);
+        NET_CHECK(&net, net_settles(&net, 5 * NET_S));
+        NET_CHECK(&net, net.hosts[0].incarnation[0] == 1); /* not even suspected */
+        net_crash(&net, 0);
+        NET_CHECK(&net, time_to_death(&net, 0, 10 * NET_S) < 5 * NET_S);
+        net_deinit(&net);
+    }
+}
+
 static void test_idle_is_cheap(void **state)
 {
     (void)state;
@@ -415,6 +489,8 @@ int main(void)
         cmocka_unit_test(test_starved_node_neither_dies_nor_kills),
         cmocka_unit_test(test_loaded_cluster_kills_nobody),
         cmocka_unit_test(test_records_reach_everybody),
+        cmocka_unit_test(test_cloned_key_is_excluded_until_one_stops),
+        cmocka_unit_test(test_blocked_datagrams),
         cmocka_unit_test(test_idle_is_cheap),
         cmocka_unit_test(test_views_agree_after_chaos),
     };
