@@ -301,6 +301,7 @@ static enum err join(struct trust *t, const struct trust_event *event, struct tr
     }
     TRY(trust_end_join(t, u));
     t->join.open = true;
+    t->join.leave = event->leave;
     t->join.token = event->token;
     t->join.serial = ++t->last_serial;
     return ERR_OK;

@@ -62,7 +62,7 @@ struct trust {
     struct open_token tokens[TRUST_TOKENS_MAX];
     uint32_t n_tokens;
     struct {
-        bool open;
+        bool open, leave;
         struct token token;
         uint64_t serial;
         uint64_t session; /* the one that carries the request; 0: none yet */

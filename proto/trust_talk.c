@@ -489,6 +489,8 @@ static enum err on_welcome(struct trust *t, struct talk *talk, const Covey__Trus
         return reason == TRUST_REASON_NONE ? become_member(t, talk, welcome, t->members, u)
                                            : talk_reject(t, talk, reason, u);
     }
+    if (members_count(t->members) > 1 && !t->join.leave) /* somebody joined us meanwhile */
+        return talk_reject(t, talk, TRUST_REASON_BUSY, u);
     _cleanup_(members_freep) struct members *members = NULL;
     TRY(members_new(&cluster, &founder, &members));
     enum trust_reason reason = check_welcome(t, talk, welcome, members);
