@@ -17,7 +17,7 @@ enum {
     INSTANCES = 128,
     CONNECTIONS = 4096,
     LAYERS = 8,
-    CONTEXT = 96,
+    CONTEXT = 320, /* at most */
     EVENTS_MAX = 3000000,
     OUTPUTS = 1 << 17,
     HEAL_US = 12 * 1000 * 1000,
@@ -123,7 +123,7 @@ struct world {
     uint64_t plan_busy_until;
     uint32_t next_instance;
     struct request requests[REQUESTS];
-    uint32_t n_requests, n_slots, chunk_rows;
+    uint32_t n_requests, n_slots, chunk_rows, context;
     bool healed;
     struct output *outputs;
     int32_t bases[3][CONTEXT];
@@ -278,7 +278,8 @@ static void send_frame(struct world *w, uint32_t from, const struct pipeline_sen
     at = MAX_OF(at, c->last_at[s] + 1);
     c->last_at[s] = at;
     w->r->n_frames++;
-    if (at >= c->lost_from[s]) {
+    bool lost = w->o.losses && !w->healed && chance(w, 150);
+    if (lost || at >= c->lost_from[s]) {
         free(bytes);
         return;
     }
@@ -548,7 +549,7 @@ static void random_plan(struct world *w, struct plan *plan)
     plan->epoch.sequence = w->n_epochs + 1;
     plan->model.bytes[0] = 7;
     plan->n_layers = LAYERS;
-    plan->context = CONTEXT;
+    plan->context = w->context;
     plan->predicted_token_us = 8 * MS;
     plan->predicted_prefill_us = 200;
     uint32_t first = 0;
@@ -623,7 +624,7 @@ static void install(struct world *w, uint32_t at, uint32_t number)
             .first_layer = plan->stages[stage].first_layer,
             .n_layers = plan->stages[stage].n_layers,
             .n_layers_model = LAYERS,
-            .context = CONTEXT,
+            .context = w->context,
             .n_slots = w->n_slots,
         }),
     };
@@ -728,7 +729,7 @@ static void make_request(struct world *w, const int32_t *prompt, uint32_t n_prom
     for (uint32_t i = 0; i < q->sampler.n_end_ids; i++)
         q->sampler.end_ids[i] = (int32_t)below(w, HASH_STAGE_VOCABULARY);
     q->n_tokens =
-        hash_stage_answer(7, LAYERS, CONTEXT, &q->sampler, q->tokens, n_prompt, &q->finish);
+        hash_stage_answer(7, LAYERS, w->context, &q->sampler, q->tokens, n_prompt, &q->finish);
     if (w->o.deadlines && chance(w, 3))
         q->deadline_us = at + (20 + below(w, 3000)) * MS;
     post(w, at, EV_SUBMIT, q->entry)->number = number;
@@ -741,7 +742,7 @@ static void follow_up(struct world *w, const struct request *q)
 {
     int32_t prompt[CONTEXT];
     uint32_t more = 1 + below(w, 8);
-    if (w->now > HEAL_US || q->n_tokens + more >= CONTEXT || chance(w, 3))
+    if (w->now > HEAL_US || q->n_tokens + more >= w->context || chance(w, 3))
         return;
     memcpy(prompt, q->tokens, q->n_tokens * sizeof *prompt);
     for (uint32_t i = 0; i < more; i++)
@@ -753,7 +754,7 @@ static void first_requests(struct world *w, uint32_t n, uint64_t from, uint32_t 
 {
     for (uint32_t i = 0; i < n; i++) {
         int32_t prompt[CONTEXT];
-        uint32_t n_prompt = 1 + below(w, CONTEXT - 20), base = below(w, 3);
+        uint32_t n_prompt = 1 + below(w, w->context - 20), base = below(w, 3);
         uint32_t n_base = below(w, n_prompt + 1);
         for (uint32_t k = 0; k < n_prompt; k++)
             prompt[k] = k < n_base ? w->bases[base][k] : (int32_t)below(w, HASH_STAGE_VOCABULARY);
@@ -934,6 +935,7 @@ static void set_up(struct world *w)
     rng_seed(&w->rng, w->o.seed);
     w->n_slots = 1 + below(w, 4);
     w->chunk_rows = chance(w, 3) ? 0 : 1 + below(w, 40);
+    w->context = chance(w, 4) ? CONTEXT : 96;
     w->current = -1;
     for (uint32_t i = 0; i < 3; i++) {
         for (uint32_t k = 0; k < CONTEXT; k++)

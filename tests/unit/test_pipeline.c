@@ -84,7 +84,13 @@ static void test_answers_through_failing_and_stalling_stages(void **state)
     (void)state;
     run_worlds("stages",
                &(struct data_world_options){.n_requests = 10, .failures = true, .stalls = true},
-               60);
+               300);
+}
+
+static void test_answers_through_links_that_lose_frames(void **state)
+{
+    (void)state;
+    run_worlds("losses", &(struct data_world_options){.n_requests = 8, .losses = true}, 300);
 }
 
 static void test_answers_through_everything_at_once(void **state)
@@ -122,6 +128,7 @@ int main(void)
         cmocka_unit_test(test_answers_through_cut_links),
         cmocka_unit_test(test_answers_through_deaths),
         cmocka_unit_test(test_answers_through_failing_and_stalling_stages),
+        cmocka_unit_test(test_answers_through_links_that_lose_frames),
         cmocka_unit_test(test_answers_through_everything_at_once),
         cmocka_unit_test(test_same_seed_same_run),
     };
