@@ -1,0 +1,789 @@
+/* Rules of the data-plane core, one by one, with frames and computations by hand. Tokens are made
+ * up here: what is sampled at position n is 1000 + n. */
+#include "agent/pipeline.h"
+#include "base/util.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { CONTEXT = 600, ROW_BYTES = 16, SEEN_MAX = 4096, MS = 1000, SECOND = 1000 * 1000 };
+
+/* What came out of one core and was not yet asked for. */
+struct seen {
+    struct pipeline_effect effects[PIPELINE_EFFECTS_MAX];
+    uint32_t n;
+};
+
+struct rig {
+    struct pipeline *p[3];
+    struct node_id id[3];
+    uint64_t now;
+    struct seen *seen; /* [3] */
+    struct stage_segment segments[3][STAGE_SEGMENTS_MAX];
+};
+
+static struct node_id node_of(uint8_t n)
+{
+    struct node_id id = {{n}};
+    return id;
+}
+
+static void give(struct rig *r, uint32_t at, const struct pipeline_event *event, enum err want)
+{
+    struct pipeline_update u;
+    assert_int_equal(pipeline_step(r->p[at], event, r->now, &u), want);
+    struct seen *s = &r->seen[at];
+    for (uint32_t i = 0; i < u.n; i++) {
+        assert_true(s->n < PIPELINE_EFFECTS_MAX);
+        s->effects[s->n] = u.effects[i];
+        if (u.effects[i].type == PIPELINE_DO_COMPUTE)
+            memcpy(r->segments[at], u.effects[i].compute.segments,
+                   u.effects[i].compute.n_segments * sizeof r->segments[at][0]);
+        s->n++;
+    }
+}
+
+static const struct pipeline_effect *find(const struct rig *r, uint32_t at,
+                                          enum pipeline_effect_type type)
+{
+    for (uint32_t i = 0; i < r->seen[at].n; i++) {
+        if (r->seen[at].effects[i].type == type)
+            return &r->seen[at].effects[i];
+    }
+    return NULL;
+}
+
+static const struct pipeline_send *find_send(const struct rig *r, uint32_t at, uint8_t type)
+{
+    for (uint32_t i = 0; i < r->seen[at].n; i++) {
+        const struct pipeline_effect *e = &r->seen[at].effects[i];
+        if (e->type == PIPELINE_DO_SEND && e->send.type == type)
+            return &e->send;
+    }
+    return NULL;
+}
+
+static void forget(struct rig *r, uint32_t at)
+{
+    r->seen[at].n = 0;
+}
+
+static void set_up(struct rig *r)
+{
+    *r = (struct rig){.now = 1000};
+    r->seen = calloc(3, sizeof *r->seen);
+    assert_non_null(r->seen);
+    for (uint32_t i = 0; i < 3; i++) {
+        r->id[i] = node_of((uint8_t)(i + 1));
+        struct pipeline_options o = {.self = r->id[i]};
+        assert_int_equal(pipeline_new(&o, &r->p[i]), ERR_OK);
+    }
+}
+
+static void tear_down(struct rig *r)
+{
+    for (uint32_t i = 0; i < 3; i++)
+        pipeline_free(r->p[i]);
+    free(r->seen);
+}
+
+/* Stages on nodes 0 to n - 1. */
+static struct plan plan_of(const struct rig *r, uint32_t n_stages, uint64_t sequence)
+{
+    struct plan plan = PLAN_INIT;
+    plan.epoch.term = 1;
+    plan.epoch.sequence = sequence;
+    plan.model.bytes[0] = 9;
+    plan.n_layers = n_stages;
+    plan.context = CONTEXT;
+    plan.n_stages = n_stages;
+    for (uint32_t i = 0; i < n_stages; i++)
+        plan.stages[i] = (struct plan_stage){.node = r->id[i], .first_layer = i, .n_layers = 1};
+    plan_seal(&plan);
+    return plan;
+}
+
+static void tell(struct rig *r, uint32_t at, enum pipeline_event_type type, const struct plan *plan)
+{
+    struct pipeline_event event = {.type = type};
+    event.epoch = plan->epoch;
+    give(r, at, &event, ERR_OK);
+}
+
+static void install(struct rig *r, const struct plan *plan, uint32_t instance, uint32_t n_slots)
+{
+    for (uint32_t i = 0; i < plan->n_stages; i++) {
+        struct pipeline_event event = {.type = PIPELINE_INSTALL,
+                                       .install = {plan, instance, n_slots, ROW_BYTES}};
+        give(r, i, &event, ERR_OK);
+        tell(r, i, PIPELINE_COMMIT, plan);
+    }
+}
+
+static void route(struct rig *r, uint32_t at, const struct plan *plan)
+{
+    give(r, at, &(struct pipeline_event){.type = PIPELINE_ROUTE, .route = plan}, ERR_OK);
+}
+
+static void link_event(struct rig *r, uint32_t at, enum pipeline_event_type type, uint32_t other)
+{
+    give(r, at, &(struct pipeline_event){.type = type, .link = r->id[other]}, ERR_OK);
+}
+
+static void link_pair(struct rig *r, enum pipeline_event_type type, uint32_t a, uint32_t b)
+{
+    link_event(r, a, type, b);
+    link_event(r, b, type, a);
+}
+
+static struct pipeline_event submit_of(uint8_t number, const int32_t *prompt, uint32_t n_prompt,
+                                       uint32_t max_tokens)
+{
+    return (struct pipeline_event){.type = PIPELINE_SUBMIT,
+                                   .submit = {.request = {{number}},
+                                              .model = {{9}},
+                                              .prompt = prompt,
+                                              .n_prompt = n_prompt,
+                                              .sampler = {.max_tokens = max_tokens}}};
+}
+
+static void submit(struct rig *r, uint32_t at, uint8_t number, const int32_t *prompt,
+                   uint32_t n_prompt, uint32_t max_tokens)
+{
+    struct pipeline_event event = submit_of(number, prompt, n_prompt, max_tokens);
+    give(r, at, &event, ERR_OK);
+}
+
+/* Hands the frames that `from` sent to `to` over, in order; others stay. */
+static void deliver(struct rig *r, uint32_t from, uint32_t to)
+{
+    static _Alignas(FRAME_ALIGN) uint8_t bytes[FRAME_STEP_HEADER_MAX + STAGE_ROWS_MAX * ROW_BYTES];
+    struct seen *s = &r->seen[from];
+    uint32_t kept = 0, n = s->n;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct pipeline_effect *e = &s->effects[i];
+        if (e->type != PIPELINE_DO_SEND || !node_id_eq(&e->send.to, &r->id[to])) {
+            s->effects[kept++] = s->effects[i];
+            continue;
+        }
+        struct frame scratch, f;
+        size_t len;
+        assert_int_equal(
+            frame_encode(pipeline_frame(&e->send, &scratch), bytes, sizeof bytes, &len), ERR_OK);
+        memset(bytes + len, 0, e->send.n_row_bytes);
+        assert_int_equal(frame_decode(bytes, len + e->send.n_row_bytes, &f), ERR_OK);
+        struct pipeline_event event = {.type = PIPELINE_FRAME};
+        event.frame.from = r->id[from];
+        event.frame.frame = &f;
+        give(r, to, &event, ERR_OK);
+    }
+    s->n = kept;
+}
+
+/* Answers the computation under way. */
+static bool compute(struct rig *r, uint32_t at)
+{
+    static const float rows[STAGE_ROWS_MAX * ROW_BYTES / sizeof(float)];
+    const struct pipeline_effect *e = find(r, at, PIPELINE_DO_COMPUTE);
+    if (!e)
+        return false;
+    struct pipeline_sampled sampled[STAGE_SEGMENTS_MAX] = {{0}};
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < e->compute.n_segments; i++) {
+        const struct stage_segment *s = &r->segments[at][i];
+        if (s->logits != STAGE_LOGITS_NONE)
+            sampled[n++].id = (int32_t)(1000 + s->position + s->n_rows);
+    }
+    assert_int_equal(n, e->compute.n_samples);
+    struct pipeline_event event = {.type = PIPELINE_COMPUTED,
+                                   .computed = {.instance = e->compute.instance,
+                                                .step = e->compute.step,
+                                                .rows = e->compute.is_tail ? NULL : rows,
+                                                .sampled = sampled,
+                                                .compute_us = 100}};
+    struct seen *s = &r->seen[at];
+    uint32_t i = (uint32_t)(e - s->effects);
+    memmove(s->effects + i, s->effects + i + 1, (s->n - i - 1) * sizeof s->effects[0]);
+    s->n--;
+    give(r, at, &event, ERR_OK);
+    return true;
+}
+
+/* Until nothing moves: frames among the first n nodes, and computations. */
+static void settle(struct rig *r, uint32_t n)
+{
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (uint32_t a = 0; a < n; a++) {
+            for (uint32_t b = 0; b < n; b++) {
+                uint32_t before = r->seen[a].n;
+                if (a != b)
+                    deliver(r, a, b);
+                moved = moved || r->seen[a].n != before;
+            }
+            moved = compute(r, a) || moved;
+        }
+    }
+}
+
+static void tick(struct rig *r, uint32_t at)
+{
+    give(r, at, &(struct pipeline_event){.type = PIPELINE_TICK}, ERR_OK);
+}
+
+/* Ticks at every due time up to `until`. */
+static void pass_time(struct rig *r, uint32_t at, uint64_t until)
+{
+    for (uint32_t i = 0; i < 1000; i++) {
+        uint64_t due = pipeline_next_due(r->p[at]);
+        if (due > until)
+            break;
+        r->now = MAX_OF(r->now, due);
+        tick(r, at);
+    }
+    assert_true(pipeline_next_due(r->p[at]) > until);
+    r->now = until;
+    tick(r, at);
+}
+
+static uint32_t count_tokens(const struct rig *r, uint32_t at)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < r->seen[at].n; i++)
+        n += r->seen[at].effects[i].type == PIPELINE_DO_TOKEN;
+    return n;
+}
+
+static int32_t prompt_of[CONTEXT + 8];
+
+static void fill_prompt(void)
+{
+    for (int32_t i = 0; i < CONTEXT + 8; i++)
+        prompt_of[i] = i + 1;
+}
+
+/* --- */
+
+static void test_one_node_needs_no_frames(void **state)
+{
+    (void)state;
+    struct rig r;
+    set_up(&r);
+    struct plan plan = plan_of(&r, 1, 1);
+    install(&r, &plan, 1, 2);
+    route(&r, 0, &plan);
+    submit(&r, 0, 1, prompt_of, 10, 5);
+    settle(&r, 1);
+    assert_int_equal(count_tokens(&r, 0), 5);
+    const struct pipeline_effect *end = find(&r, 0, PIPELINE_DO_END);
+    assert_non_null(end);
+    assert_int_equal(end->end.err, ERR_OK);
+    assert_int_equal(end->end.finish, FRAME_LENGTH);
+    assert_null(find_send(&r, 0, FRAME_STEP));
+    tear_down(&r);
+}
+
+/* A chat client sends the whole conversation again: only what is new is computed. */
+static void test_conversation_reuses_what_a_slot_holds(void **state)
+{
+    (void)state;
+    struct rig r;
+    set_up(&r);
+    struct plan plan = plan_of(&r, 1, 1);
+    install(&r, &plan, 1, 2);
+    route(&r, 0, &plan);
+    submit(&r, 0, 1, prompt_of, 20, 5); /* computes 20 + 4 positions */
+    settle(&r, 1);
+    forget(&r, 0);
+    int32_t next[40];
+    memcpy(next, prompt_of, 20 * sizeof next[0]);
+    for (int32_t i = 20; i < 40; i++)
+        next[i] = i < 25 ? 1000 + i : 7;
+    submit(&r, 0, 2, next, 40, 5);
+    assert_non_null(find(&r, 0, PIPELINE_DO_COMPUTE));
+    assert_int_equal(r.segments[0][0].position, 24);
+    assert_int_equal(r.segments[0][0].n_rows, 16);
+    /* A third conversation takes the other slot and starts at 0. */
+    settle(&r, 1);
+    forget(&r, 0);
+    next[0] = 99;
+    submit(&r, 0, 3, next, 40, 5);
+    assert_int_equal(r.segments[0][0].position, 0);
+    assert_int_equal(r.segments[0][0].n_rows, 40);
+    tear_down(&r);
+}
+
+/* A long prompt goes in chunks; another's next token rides along with each of them. */
+static void test_long_prompt_does_not_stop_others(void **state)
+{
+    (void)state;
+    struct rig r;
+    set_up(&r);
+    struct plan plan = plan_of(&r, 1, 1);
+    install(&r, &plan, 1, 4);
+    route(&r, 0, &plan);
+    submit(&r, 0, 1, prompt_of + 1, 4, 100);
+    compute(&r, 0);
+    compute(&r, 0);
+    submit(&r, 0, 2, prompt_of, 500, 2);
+    compute(&r, 0);
+    uint32_t n_chunks = 0, n_rows = 0;
+    while (find(&r, 0, PIPELINE_DO_COMPUTE)->compute.n_segments == 2) {
+        const struct pipeline_effect *e = find(&r, 0, PIPELINE_DO_COMPUTE);
+        assert_int_equal(r.segments[0][0].n_rows, 1);
+        assert_true(e->compute.n_rows <= PIPELINE_CHUNK_ROWS);
+        n_rows += r.segments[0][1].n_rows;
+        n_chunks++;
+        compute(&r, 0);
+        if (n_rows >= 500)
+            break;
+    }
+    assert_int_equal(n_rows, 500);
+    assert_int_equal(n_chunks, 4);
+    tear_down(&r);
+}
+
+/* The head sends the next chunk while the one before is still under way. */
+static void test_chunks_of_one_prompt_flow_at_once(void **state)
+{
+    (void)state;
+    struct rig r;
+    set_up(&r);
+    struct plan plan = plan_of(&r, 3, 1);
+    link_pair(&r, PIPELINE_LINK_UP, 0, 1);
+    link_pair(&r, PIPELINE_LINK_UP, 1, 2);
+    link_pair(&r, PIPELINE_LINK_UP, 0, 2);
+    install(&r, &plan, 1, 4);
+    route(&r, 0, &plan);
+    submit(&r, 0, 1, prompt_of, 599, 1);
+    uint32_t n = 0;
+    while (compute(&r, 0))
+        n++;
+    assert_int_equal(n, 4); /* stages + 1, then it waits for credit */
+    settle(&r, 3);
+    assert_int_equal(count_tokens(&r, 0), 1);
+    tear_down(&r);
+}
+
+/* Rule 3.12: after a break the stream goes on from the least that all stages hold. */
+static void test_stream_goes_on_from_the_least(void **state)
+{
+    (void)state;
+    struct rig r;
+    set_up(&r);
+    struct plan plan = plan_of(&r, 2, 1);
+    link_pair(&r, PIPELINE_LINK_UP, 0, 1);
+    install(&r, &plan, 1, 4);
+    route(&r, 0, &plan);
+    submit(&r, 0, 1, prompt_of, 300, 3);
+    deliver(&r, 0, 1);
+    assert_true(compute(&r, 0)); /* 128 rows */
+    deliver(&r, 0, 1);
+    assert_true(compute(&r, 1));
+    assert_true(compute(&r, 0)); /* 128 more, lost on the way */
+    link_pair(&r, PIPELINE_LINK_DOWN, 0, 1);
+    forget(&r, 1);
+    while (compute(&r, 0))
+        ;
+    forget(&r, 0);
+    r.now += SECOND;
+    link_pair(&r, PIPELINE_LINK_UP, 0, 1);
+    assert_null(find(&r, 0, PIPELINE_DO_COMPUTE)); /* waits for HAVE */
+    deliver(&r, 0, 1);
+    assert_non_null(find_send(&r, 1, FRAME_HAVE));
+    assert_int_equal(find_send(&r, 1, FRAME_HAVE)->have.n, 128);
+    deliver(&r, 1, 0);
+    assert_non_null(find(&r, 0, PIPELINE_DO_COMPUTE));
+    assert_int_equal(r.segments[0][0].position, 128);
+    settle(&r, 2);
+    assert_int_equal(count_tokens(&r, 0), 3);
+    tear_down(&r);
+}
+
+static void test_uncommitted_epoch_is_stale(void **state)
+{
+    (void)state;
+    struct rig r;
+    set_up(&r);
+    struct plan old = plan_of(&r, 2, 1), plan = plan_of(&r, 2, 2);
+    link_pair(&r, PIPELINE_LINK_UP, 0, 1);
+    install(&r, &plan, 1, 4);
+    struct pipeline_event event = {.type = PIPELINE_INSTALL, .install = {&old, 2, 4, ROW_BYTES}};
+    give(&r, 1, &event, ERR_OK); /* installed, not committed */
+    struct frame f = {.header = {.type = FRAME_STEP, .epoch = epoch_alias(&old.epoch), .step = 1}};
+    event = (struct pipeline_event){.type = PIPELINE_FRAME};
+    event.frame.from = r.id[0];
+    event.frame.frame = &f;
+    forget(&r, 1);
+    give(&r, 1, &event, ERR_OK);
+    const struct pipeline_send *stale = find_send(&r, 1, FRAME_STALE);
+    assert_non_null(stale);
+    assert_true(stale->epoch == epoch_alias(&old.epoch));
+    assert_true(stale->stale.current_epoch == epoch_alias(&plan.epoch));
+    assert_null(find_send(&r, 1, FRAME_HAVE));
+    /* And the entry whose OPEN was stale waits for a new plan, then opens again. */
+    route(&r, 0, &old);
+    forget(&r, 0);
+    submit(&r, 0, 1, prompt_of, 3, 2); /* node 0 is head of `old`, which it does not have */
+    assert_null(find(&r, 0, PIPELINE_DO_COMPUTE));
+    route(&r, 0, &plan);
+    settle(&r, 2);
+    assert_int_equal(count_tokens(&r, 0), 2);
+    tear_down(&r);
+}
+
+static void test_one_current_and_one_earlier_epoch(void **state)
+{
+    (void)state;
+    struct rig r;
+    set_up(&r);
+    struct plan plans[3];
+    for (uint32_t i = 0; i < 3; i++) {
+        plans[i] = plan_of(&r, 1, i + 1);
+        forget(&r, 0);
+        install(&r, &plans[i], i + 1, 4);
+    }
+    const struct pipeline_effect *release = find(&r, 0, PIPELINE_DO_RELEASE);
+    assert_non_null(release);
+    assert_int_equal(release->release.instance, 1);
+    struct pipeline_event event = {.type = PIPELINE_COMMIT};
+    event.epoch = plans[0].epoch;
+    give(&r, 0, &event, ERR_NOT_FOUND);
+    /* An aborted plan: the one before is current again. */
+    tell(&r, 0, PIPELINE_RETIRE, &plans[2]);
+    tell(&r, 0, PIPELINE_COMMIT, &plans[1]);
+    route(&r, 0, &plans[1]);
+    submit(&r, 0, 1, prompt_of, 3, 2);
+    settle(&r, 1);
+    assert_int_equal(count_tokens(&r, 0), 2);
+    tear_down(&r);
+}
+
+static void test_draining_epoch_finishes_and_says_so(void **state)
+{
+    (void)state;
+    struct rig r;
+    set_up(&r);
+    struct plan old = plan_of(&r, 1, 1), plan = plan_of(&r, 1, 2);
+    install(&r, &old, 1, 4);
+    route(&r, 0, &old);
+    submit(&r, 0, 1, prompt_of, 3, 4);
+    install(&r, &plan, 2, 4);
+    tell(&r, 0, PIPELINE_DRAIN, &old);
+    assert_null(find(&r, 0, PIPELINE_DO_DRAINED));
+    submit(&r, 0, 2, prompt_of, 3, 4); /* refused there, waits for the route */
+    route(&r, 0, &plan);
+    while (compute(&r, 0))
+        ;
+    const struct pipeline_effect *drained = find(&r, 0, PIPELINE_DO_DRAINED);
+    assert_non_null(drained);
+    assert_true(epoch_eq(&drained->release.epoch, &old.epoch));
+    assert_int_equal(count_tokens(&r, 0), 8);
+    tear_down(&r);
+}
+
+/* The shell hears once for each instance that nobody needs it any more, and not while it computes.
+ */
+static void test_retired_epoch_is_released_after_its_computation(void **state)
+{
+    (void)state;
+    struct rig r;
+    set_up(&r);
+    struct plan plan = plan_of(&r, 1, 1);
+    install(&r, &plan, 5, 4);
+    route(&r, 0, &plan);
+    submit(&r, 0, 1, prompt_of, 3, 4);
+    tell(&r, 0, PIPELINE_RETIRE, &plan);
+    assert_null(find(&r, 0, PIPELINE_DO_RELEASE));
+    assert_true(compute(&r, 0));
+    assert_non_null(find(&r, 0, PIPELINE_DO_RELEASE));
+    assert_int_equal(find(&r, 0, PIPELINE_DO_RELEASE)->release.instance, 5);
+    assert_int_equal(count_tokens(&r, 0), 0);
+    tear_down(&r);
+}
+
+static void test_limits_are_errors(void **state)
+{
+    (void)state;
+    struct rig r;
+    set_up(&r);
+    struct plan plan = plan_of(&r, 1, 1);
+    install(&r, &plan, 1, 4);
+    route(&r, 0, &plan);
+    struct pipeline_event event = submit_of(1, prompt_of, CONTEXT, 1);
+    give(&r, 0, &event, ERR_OK); /* no room for a token */
+    assert_int_equal(find(&r, 0, PIPELINE_DO_END)->end.err, ERR_LIMIT);
+    event = submit_of(2, prompt_of, 0, 1);
+    give(&r, 0, &event, ERR_INVALID);
+    int32_t negative[2] = {1, -1};
+    event = submit_of(2, negative, 2, 1);
+    give(&r, 0, &event, ERR_INVALID);
+    for (uint8_t i = 0; i < PIPELINE_REQUESTS_MAX; i++)
+        submit(&r, 0, (uint8_t)(i + 10), prompt_of, 4, 3);
+    event = submit_of(200, prompt_of, 4, 3);
+    give(&r, 0, &event, ERR_BUSY);
+    event = submit_of(10, prompt_of, 4, 3);
+    give(&r, 0, &event, ERR_EXISTS);
+    settle(&r, 1);
+    assert_int_equal(count_tokens(&r, 0), 3 * PIPELINE_REQUESTS_MAX);
+    tear_down(&r);
+}
+
+/* A head takes 64 sequences, whoever sends them; the next entry hears "busy". */
+static void test_full_head_is_busy(void **state)
+{
+    (void)state;
+    struct rig r;
+    set_up(&r);
+    struct plan plan = plan_of(&r, 1, 1);
+    install(&r, &plan, 1, 2);
+    link_pair(&r, PIPELINE_LINK_UP, 0, 1);
+    route(&r, 0, &plan);
+    route(&r, 1, &plan);
+    for (uint8_t i = 0; i < PIPELINE_SEQUENCES_MAX; i++)
+        submit(&r, 0, (uint8_t)(i + 10), prompt_of, 4, 3);
+    submit(&r, 1, 200, prompt_of, 4, 3);
+    deliver(&r, 1, 0);
+    deliver(&r, 0, 1);
+    const struct pipeline_effect *end = find(&r, 1, PIPELINE_DO_END);
+    assert_non_null(end);
+    assert_int_equal(end->end.err, ERR_BUSY);
+    tear_down(&r);
+}
+
+static void test_no_plan_ends_after_thirty_seconds(void **state)
+{
+    (void)state;
+    struct rig r;
+    set_up(&r);
+    submit(&r, 0, 1, prompt_of, 4, 3);
+    pass_time(&r, 0, 1000 + 29 * SECOND);
+    assert_null(find(&r, 0, PIPELINE_DO_END));
+    pass_time(&r, 0, 1000 + 30 * SECOND);
+    const struct pipeline_effect *end = find(&r, 0, PIPELINE_DO_END);
+    assert_non_null(end);
+    assert_int_equal(end->end.err, ERR_TIMEOUT);
+    assert_true(strlen(end->end.text) > 0);
+    assert_true(pipeline_next_due(r.p[0]) == UINT64_MAX);
+    tear_down(&r);
+}
+
+/* A head that cannot be reached is waited for as long as a plan. */
+static void test_unreachable_head_ends_after_thirty_seconds(void **state)
+{
+    (void)state;
+    struct rig r;
+    set_up(&r);
+    struct plan plan = plan_of(&r, 2, 1);
+    route(&r, 2, &plan);
+    submit(&r, 2, 1, prompt_of, 4, 3);
+    assert_non_null(find(&r, 2, PIPELINE_DO_WANT_LINK));
+    pass_time(&r, 2, 1000 + 30 * SECOND);
+    const struct pipeline_effect *end = find(&r, 2, PIPELINE_DO_END);
+    assert_non_null(end);
+    assert_int_equal(end->end.err, ERR_TIMEOUT);
+    assert_non_null(strstr(end->end.text, "could not be reached"));
+    tear_down(&r);
+}
+
+static void test_final_reason_ends_new_requests_at_once(void **state)
+{
+    (void)state;
+    struct rig r;
+    set_up(&r);
+    struct pipeline_event event = {.type = PIPELINE_NO_ROUTE};
+    event.no_route.model.bytes[0] = 9;
+    event.no_route.reason = ERR_AGAIN;
+    give(&r, 0, &event, ERR_OK);
+    submit(&r, 0, 1, prompt_of, 4, 3);
+    assert_null(find(&r, 0, PIPELINE_DO_END));
+    event.no_route.reason = ERR_NO_FIT;
+    event.no_route.text = "needs 3 GiB more";
+    give(&r, 0, &event, ERR_OK);
+    const struct pipeline_effect *end = find(&r, 0, PIPELINE_DO_END);
+    assert_non_null(end);
+    assert_int_equal(end->end.err, ERR_NO_FIT);
+    assert_string_equal(end->end.text, "needs 3 GiB more");
+    tear_down(&r);
+}
+
+static void test_deadline_and_cancel_end_requests(void **state)
+{
+    (void)state;
+    struct rig r;
+    set_up(&r);
+    struct plan plan = plan_of(&r, 1, 1);
+    install(&r, &plan, 1, 1);
+    route(&r, 0, &plan);
+    struct pipeline_event event = submit_of(1, prompt_of, 4, 0);
+    event.submit.deadline_us = r.now + 50 * MS;
+    give(&r, 0, &event, ERR_OK);
+    submit(&r, 0, 2, prompt_of, 4, 0);
+    pass_time(&r, 0, r.now + 50 * MS);
+    assert_int_equal(find(&r, 0, PIPELINE_DO_END)->end.err, ERR_TIMEOUT);
+    forget(&r, 0);
+    event = (struct pipeline_event){.type = PIPELINE_CANCEL, .cancel = {{2}}};
+    give(&r, 0, &event, ERR_OK);
+    assert_int_equal(find(&r, 0, PIPELINE_DO_END)->end.err, ERR_CANCELLED);
+    struct pipeline_progress progress;
+    pipeline_progress(r.p[0], &progress);
+    assert_int_equal(progress.n_requests, 0);
+    assert_int_equal(progress.n_sequences, 0);
+    assert_int_equal(progress.n_slots_used, 0);
+    tear_down(&r);
+}
+
+/* An entry outside the plan; its tail cannot be reached, so the head passes the tokens on. */
+static void test_head_stands_in_for_a_tail_out_of_reach(void **state)
+{
+    (void)state;
+    struct rig r;
+    set_up(&r);
+    struct plan plan = plan_of(&r, 2, 1);
+    link_pair(&r, PIPELINE_LINK_UP, 0, 1);
+    link_pair(&r, PIPELINE_LINK_UP, 0, 2);
+    install(&r, &plan, 1, 4);
+    route(&r, 2, &plan);
+    submit(&r, 2, 1, prompt_of, 4, 3);
+    settle(&r, 3);
+    assert_int_equal(count_tokens(&r, 2), 0);
+    pass_time(&r, 2, r.now + 1100 * MS);
+    settle(&r, 3);
+    assert_int_equal(count_tokens(&r, 2), 3);
+    assert_non_null(find(&r, 2, PIPELINE_DO_END));
+    tear_down(&r);
+}
+
+static void token_to_entry(struct rig *r, const struct plan *plan, uint32_t attempt,
+                           uint32_t position, int32_t id)
+{
+    struct frame f = {
+        .header = {.type = FRAME_TOKEN, .epoch = epoch_alias(&plan->epoch)},
+        .token = {.request = {{1}}, .attempt = attempt, .position = position, .id = id}};
+    struct pipeline_event event = {.type = PIPELINE_FRAME};
+    event.frame.from = r->id[1];
+    event.frame.frame = &f;
+    give(r, 2, &event, ERR_OK);
+}
+
+static void test_each_position_is_accepted_once(void **state)
+{
+    (void)state;
+    struct rig r;
+    set_up(&r);
+    struct plan plan = plan_of(&r, 2, 1);
+    link_event(&r, 2, PIPELINE_LINK_UP, 0);
+    link_event(&r, 2, PIPELINE_LINK_UP, 1);
+    route(&r, 2, &plan);
+    submit(&r, 2, 1, prompt_of, 4, 30);
+    assert_int_equal(find_send(&r, 2, FRAME_OPEN)->open.attempt, 1);
+    token_to_entry(&r, &plan, 1, 4, 50);
+    token_to_entry(&r, &plan, 1, 4, 50); /* an equal one */
+    token_to_entry(&r, &plan, 0, 5, 60); /* of another attempt */
+    token_to_entry(&r, &plan, 2, 5, 60);
+    token_to_entry(&r, &plan, 1, 5, 51);
+    assert_int_equal(count_tokens(&r, 2), 2);
+    forget(&r, 2);
+    token_to_entry(&r, &plan, 1, 8, 52); /* two were lost: the next attempt */
+    assert_int_equal(count_tokens(&r, 2), 0);
+    assert_non_null(find_send(&r, 2, FRAME_CANCEL));
+    const struct pipeline_send *open = find_send(&r, 2, FRAME_OPEN);
+    assert_non_null(open);
+    assert_int_equal(open->open.attempt, 2);
+    assert_int_equal(open->open.n_emitted, 2);
+    assert_int_equal(open->open.token_ids[5], 51);
+    tear_down(&r);
+}
+
+static void test_slow_stage_is_said_once(void **state)
+{
+    (void)state;
+    struct rig r;
+    set_up(&r);
+    struct plan plan = plan_of(&r, 1, 1);
+    install(&r, &plan, 1, 1);
+    route(&r, 0, &plan);
+    submit(&r, 0, 1, prompt_of, 4, 3);
+    pass_time(&r, 0, r.now + 900 * MS);
+    assert_null(find(&r, 0, PIPELINE_DO_STALL));
+    pass_time(&r, 0, r.now + 2 * SECOND);
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < r.seen[0].n; i++)
+        n += r.seen[0].effects[i].type == PIPELINE_DO_STALL;
+    assert_int_equal(n, 1);
+    tear_down(&r);
+}
+
+/* Rule 3.12: whoever stays silent is left; every request ends even if nothing ever answers. */
+static void test_silent_cluster_ends_requests(void **state)
+{
+    (void)state;
+    struct rig r;
+    set_up(&r);
+    struct plan plan = plan_of(&r, 2, 1);
+    link_event(&r, 2, PIPELINE_LINK_UP, 0);
+    link_event(&r, 2, PIPELINE_LINK_UP, 1);
+    route(&r, 2, &plan);
+    submit(&r, 2, 1, prompt_of, 4, 30);
+    pass_time(&r, 2, 1000 + 29 * SECOND);
+    assert_null(find(&r, 2, PIPELINE_DO_END));
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < r.seen[2].n; i++)
+        n += r.seen[2].effects[i].type == PIPELINE_DO_SEND &&
+             r.seen[2].effects[i].send.type == FRAME_OPEN;
+    assert_true(n > 1);
+    pass_time(&r, 2, 1000 + 30 * SECOND);
+    assert_non_null(find(&r, 2, PIPELINE_DO_END));
+    tear_down(&r);
+}
+
+/* The chain is a public rule of the protocol; BLAKE2b-128 by Python's hashlib:
+ *   h = blake2b(b"covey chain 1\0" + bytes([9]) + bytes(31) + bytes(6), digest_size=16).digest()
+ *   for t in (1, 2): h = blake2b(h + t.to_bytes(4, "little"), digest_size=16).digest() */
+static void test_chain_is_as_specified(void **state)
+{
+    (void)state;
+    static const uint8_t first[16] = {0x00, 0x88, 0xd6, 0x16, 0x20, 0x69, 0x2b, 0x9c,
+                                      0x2c, 0xf3, 0xff, 0x31, 0x6c, 0x7e, 0x7d, 0x69};
+    static const uint8_t after[16] = {0x65, 0x40, 0xa3, 0x03, 0xf0, 0x1b, 0xd4, 0xb0,
+                                      0x63, 0xf8, 0xaf, 0xfd, 0x02, 0xff, 0xe5, 0xf1};
+    struct plan plan = PLAN_INIT;
+    plan.model.bytes[0] = 9;
+    struct hash128 h = pipeline_chain_first(&plan);
+    assert_memory_equal(h.bytes, first, 16);
+    h = pipeline_chain_next(&h, 1);
+    h = pipeline_chain_next(&h, 2);
+    assert_memory_equal(h.bytes, after, 16);
+}
+
+int main(void)
+{
+    fill_prompt();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_one_node_needs_no_frames),
+        cmocka_unit_test(test_conversation_reuses_what_a_slot_holds),
+        cmocka_unit_test(test_long_prompt_does_not_stop_others),
+        cmocka_unit_test(test_chunks_of_one_prompt_flow_at_once),
+        cmocka_unit_test(test_stream_goes_on_from_the_least),
+        cmocka_unit_test(test_uncommitted_epoch_is_stale),
+        cmocka_unit_test(test_one_current_and_one_earlier_epoch),
+        cmocka_unit_test(test_draining_epoch_finishes_and_says_so),
+        cmocka_unit_test(test_retired_epoch_is_released_after_its_computation),
+        cmocka_unit_test(test_limits_are_errors),
+        cmocka_unit_test(test_full_head_is_busy),
+        cmocka_unit_test(test_no_plan_ends_after_thirty_seconds),
+        cmocka_unit_test(test_unreachable_head_ends_after_thirty_seconds),
+        cmocka_unit_test(test_final_reason_ends_new_requests_at_once),
+        cmocka_unit_test(test_deadline_and_cancel_end_requests),
+        cmocka_unit_test(test_head_stands_in_for_a_tail_out_of_reach),
+        cmocka_unit_test(test_each_position_is_accepted_once),
+        cmocka_unit_test(test_slow_stage_is_said_once),
+        cmocka_unit_test(test_silent_cluster_ends_requests),
+        cmocka_unit_test(test_chain_is_as_specified),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
