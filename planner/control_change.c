@@ -345,7 +345,7 @@ static void drive_room(struct control *c, struct instance *in, struct tracked *t
         if (old == t || !hash256_eq(&old->plan.model, &in->model))
             continue;
         for (uint32_t k = 0; k < old->plan.n_stages; k++) {
-            if (!stage_alive(c, old, k) || old->at[k] == EPOCH_NONE)
+            if (!stage_alive(c, old, k) || old->at[k] == EPOCH_NONE || old->at[k] == EPOCH_FAILED)
                 continue;
             pending = true;
             if (late)
@@ -373,13 +373,10 @@ static bool send_due(struct control *c, struct tracked *t, uint32_t stage)
 static void change_refused(struct control *c, struct instance *in, struct tracked *t)
 {
     const struct plan_stage *s = &t->plan.stages[t->failed_stage];
-    bool holds_old = false;
-    for (uint32_t i = 0; i < c->n_tracked; i++) {
-        const struct tracked *old = &c->tracked[i];
-        int stage = plan_stage_of(&old->plan, &s->node);
-        holds_old |= old != t && stage >= 0 && hash256_eq(&old->plan.model, &in->model) &&
-                     old->at[stage] != EPOCH_NONE && stage_alive(c, old, (uint32_t)stage);
-    }
+    const struct member *m = member_of(c, &s->node);
+    bool holds_old = false; /* of this model: that can go first */
+    for (uint32_t i = 0; m && i < m->n_epochs; i++)
+        holds_old |= hash256_eq(&m->epochs[i].model, &in->model) && m->epochs[i].memory_bytes > 0;
     if (t->error == ERR_NO_FIT && holds_old)
         in->retire_first = true;
     else

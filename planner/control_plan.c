@@ -200,10 +200,8 @@ bool plan_broken(struct control *c, const struct tracked *t)
 {
     uint32_t n = t->plan.n_stages;
     for (uint32_t i = 0; i < n; i++) {
-        if (!stage_alive(c, t, i) || t->at[i] == EPOCH_NONE || t->at[i] == EPOCH_FAILED ||
-            t->at[i] == EPOCH_GOING || t->at[i] == EPOCH_DRAINING)
-            return true;
-        if (t->at[i] == AT_UNKNOWN && c->now_us - t->since_us >= ADOPT_US)
+        bool executes = t->at[i] == EPOCH_COMMITTED || t->at[i] == EPOCH_CURRENT;
+        if (!executes || !stage_alive(c, t, i))
             return true;
     }
     for (uint32_t i = 0; i < n && n > 1; i++) {
@@ -240,13 +238,14 @@ static void judge_running(struct control *c, struct tracked *found)
 /* Rule 3.6 for an epoch that reports have shown. */
 static void judge(struct control *c, struct tracked *t)
 {
-    uint32_t n_executing = 0, n_prepared = 0, n_ending = 0, n_unknown = 0;
+    uint32_t n_executing = 0, n_prepared = 0, n_ending = 0, n_unknown = 0, n_gone = 0;
     for (uint32_t i = 0; i < t->plan.n_stages; i++) {
         uint8_t at = t->at[i];
         n_executing += at == EPOCH_COMMITTED || at == EPOCH_CURRENT;
         n_prepared += at == EPOCH_PREPARED;
         n_ending += at == EPOCH_DRAINING || at == EPOCH_GOING;
         n_unknown += at == AT_UNKNOWN && stage_alive(c, t, i);
+        n_gone += at == EPOCH_NONE || at == AT_UNKNOWN;
     }
     if (n_unknown > 0 && c->now_us - t->since_us < ADOPT_US)
         return;
@@ -260,7 +259,8 @@ static void judge(struct control *c, struct tracked *t)
                !tracked_of(c, &t->plan.model, TRACK_NEXT)) {
         track_as(c, t, TRACK_NEXT); /* the commit is finished */
         t->phase = PHASE_COMMIT;
-    } else if (n_executing > 0 && n_prepared == 0 && !tracked_of(c, &t->plan.model, TRACK_ACTIVE)) {
+    } else if (n_executing > 0 && n_executing + n_gone == t->plan.n_stages &&
+               !tracked_of(c, &t->plan.model, TRACK_ACTIVE)) {
         track_as(c, t, TRACK_ACTIVE); /* it ran, and has lost participants: to be replaced */
     } else {
         track_as(c, t, n_executing > 0 ? TRACK_RETIRE : TRACK_ABORT);
