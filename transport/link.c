@@ -6,6 +6,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 
 enum err link_send_frame(struct link *l, const struct frame *f, const float *rows,
                          struct buf *scratch)
@@ -46,7 +47,7 @@ enum err link_flush_wait(struct link *l, uint64_t timeout_us)
     }
 }
 
-struct wait {
+struct wait_set {
     struct link *const *links;
     unsigned n;
     struct pollfd fds[LINK_WAIT_MAX + 1];
@@ -54,7 +55,7 @@ struct wait {
 
 /* What is ready without asking the system; also fills the descriptors to be watched. A descriptor
  * of -1 is passed over by poll. */
-static bool wait_begin(struct wait *w, int extra_fd, struct link_ready *ready)
+static bool wait_begin(struct wait_set *w, int extra_fd, struct link_ready *ready)
 {
     *ready = (struct link_ready){0, 0, false};
     for (unsigned i = 0; i < w->n; i++) {
@@ -73,7 +74,7 @@ static bool wait_begin(struct wait *w, int extra_fd, struct link_ready *ready)
     return ready->links != 0;
 }
 
-static bool wait_collect(struct wait *w, struct link_ready *ready)
+static bool wait_collect(struct wait_set *w, struct link_ready *ready)
 {
     for (unsigned i = 0; i < w->n; i++) {
         short got = w->fds[i].revents;
@@ -100,7 +101,7 @@ enum err link_wait(struct link *const links[], unsigned n, int extra_fd, uint64_
                    uint32_t spin_us, struct link_ready *ret)
 {
     assert(n <= LINK_WAIT_MAX);
-    struct wait w = {.links = links, .n = n};
+    struct wait_set w = {.links = links, .n = n};
     struct link_ready ready;
     uint64_t begin = clock_monotonic_us(), now = begin;
     uint64_t due = add_overflows(begin, timeout_us, &due) ? UINT64_MAX : due;
@@ -117,6 +118,8 @@ enum err link_wait(struct link *const links[], unsigned n, int extra_fd, uint64_
             *ret = ready;
             return ERR_OK;
         }
+        if (ms == 0)
+            (void)sched_yield(); /* the one we wait for may want this very core */
         now = clock_monotonic_us();
         if (now >= due)
             return ERR_TIMEOUT;

@@ -144,11 +144,11 @@ static void put_interface(struct msghdr *m, union control *control, uint8_t fami
     size_t n = v4 ? sizeof(struct in_pktinfo) : sizeof(struct in6_pktinfo);
     memset(control, 0, sizeof *control);
     m->msg_control = control;
-    m->msg_controllen = CMSG_SPACE(n);
+    m->msg_controllen = (__typeof__(m->msg_controllen))CMSG_SPACE(n);
     struct cmsghdr *c = CMSG_FIRSTHDR(m);
     c->cmsg_level = v4 ? IPPROTO_IP : IPPROTO_IPV6;
     c->cmsg_type = v4 ? IP_PKTINFO : IPV6_PKTINFO;
-    c->cmsg_len = CMSG_LEN(n);
+    c->cmsg_len = (__typeof__(c->cmsg_len))CMSG_LEN(n);
     if (v4) {
         struct in_pktinfo info = {.ipi_ifindex = (__typeof__(info.ipi_ifindex))index};
         memcpy(CMSG_DATA(c), &info, sizeof info);
