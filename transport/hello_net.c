@@ -72,15 +72,20 @@ struct data_port {
     unsigned n_guests;
 };
 
+static void guest_free(struct guest *g)
+{
+    g->port->n_guests--;
+    talk_close(&g->talk);
+    free(g);
+}
+
 static void guest_leave(struct guest *g)
 {
     struct guest **at = &g->port->oldest;
     while (*at != g)
         at = &(*at)->next;
     *at = g->next;
-    g->port->n_guests--;
-    talk_close(&g->talk);
-    free(g);
+    guest_free(g);
 }
 
 static void on_guest_bytes(void *context, const uint8_t *bytes, size_t n)
@@ -183,8 +188,10 @@ void data_port_close(struct data_port *p)
 {
     if (!p)
         return;
-    while (p->oldest)
-        guest_leave(p->oldest);
+    for (struct guest *g; (g = p->oldest) != NULL;) {
+        p->oldest = g->next;
+        guest_free(g);
+    }
     net_listener_close(p->listener);
     free(p);
 }

@@ -22,13 +22,15 @@ enum err link_send_frame(struct link *l, const struct frame *f, const float *row
     return link_send(l, pieces, h.len > n ? 2 : 1);
 }
 
+enum { POLL_MS_MAX = 60000 };
+
 /* Rounded up, so that a short rest is not a busy loop; poll's -1 is never used. */
 static int poll_ms(uint64_t now, uint64_t due)
 {
     if (now >= due)
         return 0;
     uint64_t ms = (due - now + 999) / 1000;
-    return ms > 60 * 1000 ? 60 * 1000 : (int)ms;
+    return ms > POLL_MS_MAX ? POLL_MS_MAX : (int)ms;
 }
 
 enum err link_flush_wait(struct link *l, uint64_t timeout_us)

@@ -89,7 +89,7 @@ static enum err tcp_flush(struct link *l)
 /* Sealed size at most: each piece ends a record at worst, and so does each SEAL_PLAIN_MAX. */
 static size_t sealed_max(size_t n, unsigned n_pieces)
 {
-    return n + (n / SEAL_PLAIN_MAX + 2 * n_pieces + 2) * SEAL_OVERHEAD;
+    return n + (n / SEAL_PLAIN_MAX + (size_t)2 * n_pieces + 2) * SEAL_OVERHEAD;
 }
 
 static enum err make_room(struct link_tcp *t, size_t n)

@@ -103,8 +103,9 @@ static void latency(struct link *l, size_t n, uint32_t spin_us, unsigned rounds)
         us[i] = clock_monotonic_us() - begin;
     }
     qsort(us, rounds, sizeof us[0], by_value);
+    uint64_t p50 = us[rounds / 2], p99 = us[rounds * 99 / 100];
     (void)printf("  %6zu B  spin %2u us   min %5.1f   p50 %5.1f   p99 %6.1f\n", n, spin_us,
-                 (double)us[0] / 2, (double)us[rounds / 2] / 2, (double)us[rounds * 99 / 100] / 2);
+                 (double)us[0] / 2, (double)p50 / 2, (double)p99 / 2);
 }
 
 static void throughput(struct link *l)
