@@ -91,7 +91,7 @@ static void test_half_is_exact(void **state)
 static void test_matmul_is_near_binary64(void **state)
 {
     struct fixture *f = *state;
-    enum { OUT = 21, IN = 1024, ROWS = 7 };
+    enum { OUT = 11, IN = 512, ROWS = 6 };
     struct rng rng;
     rng_seed(&rng, 7);
     float *x = malloc(sizeof(float) * ROWS * IN), *y = malloc(sizeof(float) * ROWS * OUT);
@@ -190,7 +190,7 @@ static void test_exp_is_within_two_ulp(void **state)
 {
     (void)state;
     double worst = 0;
-    for (uint32_t u = 0; u < 0x42b17000u; u += 1009)
+    for (uint32_t u = 0; u < 0x42b17000u; u += 4999)
         for (uint32_t sign = 0; sign < 2; sign++) {
             float x = float_of_bits(u | sign << 31);
             if (x < VM_EXP_LOW || x > VM_EXP_HIGH)
@@ -210,7 +210,7 @@ static void test_binary64_functions_are_near_libm(void **state)
     (void)state;
     struct rng rng;
     rng_seed(&rng, 3);
-    for (int i = 0; i < 100000; i++) {
+    for (int i = 0; i < 20000; i++) {
         double x = (rng_unit(&rng) - 0.5) * 1400, s, c;
         assert_true(fabs(vm_exp(x) / exp(x) - 1) < 1e-15 * (1 + fabs(x) / 50));
         double p = exp((rng_unit(&rng) - 0.5) * 1000);

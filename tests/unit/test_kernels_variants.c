@@ -33,7 +33,7 @@ static int setup(void **state)
         return 1;
     for (unsigned v = KERNELS_C; v < KERNELS_VARIANTS; v++)
         for (uint32_t t = 0; t < 3; t++) {
-            if (t == 2 && v == KERNELS_C)
+            if (t == 2 && v != KERNELS_AVX2 && v != KERNELS_NEON_DOTPROD)
                 continue;
             enum err e = kernels_new(f.pools[t], (enum kernels_variant)v, &f.candidates[f.n]);
             if (e == ERR_OK)
@@ -118,20 +118,30 @@ static void fill_extreme(struct rng *rng, enum values values, const struct matri
     }
 }
 
+/* Every row count up to ROWS_MAX, or a few that use each path and its edges. */
+enum counts { COUNTS_ALL, COUNTS_SOME };
+
+static bool counts_has(enum counts counts, uint32_t rows)
+{
+    return counts == COUNTS_ALL || rows == 1 || rows == 3 || rows == 8 || rows == 13;
+}
+
 static void check_product(struct fixture *f, const struct matrix *w, const float *x,
-                          struct matmul_options options, const char *what)
+                          struct matmul_options options, const char *what, enum counts counts)
 {
     float *want = aligned(sizeof(float) * ROWS_MAX * w->n_out);
     float *got = aligned(sizeof(float) * ROWS_MAX * w->n_out);
     void *memory = aligned(activations_bytes(ROWS_MAX, w->n_in));
     unsigned form = activations_form(w->type, options.precision);
     struct activations a;
-    for (uint32_t m = 0; m < ROWS_MAX; m++) {
+    for (uint32_t m = 0; m < (counts == COUNTS_ALL ? ROWS_MAX : 13); m++) {
         activations_prepare(f->reference, &a, memory, x + m * w->n_in, w->n_in, 1, w->n_in, form);
         matmul(f->reference, w, &a, &options, want + m * w->n_out, w->n_out);
     }
     for (unsigned c = 0; c < f->n; c++)
         for (uint32_t rows = 1; rows <= ROWS_MAX; rows++) {
+            if (!counts_has(counts, rows))
+                continue;
             char text[160];
             (void)snprintf(text, sizeof text, "%s %s %ux%u slice %u precision %d rows %u",
                            tensor_traits(w->type)->name, what, w->n_out, w->n_in, options.slice,
@@ -149,7 +159,7 @@ static void check_product(struct fixture *f, const struct matrix *w, const float
 
 static void check_type(struct fixture *f, enum tensor_type type)
 {
-    const struct shape quantised[] = {{8, 256, 0}, {33, 512, 256}, {7, 256, 0}, {66, 1280, 0}};
+    const struct shape quantised[] = {{8, 256, 0}, {21, 512, 256}, {7, 256, 0}, {40, 768, 0}};
     const struct shape small[] = {{24, 32, 0}, {17, 160, 64}, {1, 96, 0}, {16, 352, 32}};
     const struct shape dense[] = {{9, 5, 0}, {16, 33, 0}, {40, 100, 32}, {13, 2100, 0}};
     const struct tensor_traits *t = tensor_traits(type);
@@ -172,10 +182,11 @@ static void check_type(struct fixture *f, enum tensor_type type)
                 char what[32];
                 (void)snprintf(what, sizeof what, "values %u", values);
                 struct matmul_options options = {KERNELS_FAST, s.slice};
-                check_product(f, &w, x, options, what);
+                check_product(f, &w, x, options, what,
+                              values == VALUES_RANDOM && i == 1 ? COUNTS_ALL : COUNTS_SOME);
                 options.precision = KERNELS_F32;
-                if (t->quantised && values == VALUES_RANDOM)
-                    check_product(f, &w, x, options, what);
+                if (t->quantised && values == VALUES_RANDOM && i < 2)
+                    check_product(f, &w, x, options, what, COUNTS_SOME);
             }
             free(data), free(x);
         }
@@ -203,13 +214,16 @@ static void test_products_of_long_rows(void **state)
     rng_seed(&rng, 12);
     for (unsigned i = 0; i < ARRAY_LEN(types); i++)
         for (uint32_t slice = 0; slice <= 8192; slice += 8192) {
-            struct matrix w = {types[i], 18, 27136, tensor_row_bytes(types[i], 27136), NULL};
+            if (slice != 0 && i > 0)
+                continue;
+            struct matrix w = {types[i], 9, 27136, tensor_row_bytes(types[i], 27136), NULL};
             uint8_t *data = malloc(w.n_out * w.row_bytes);
             float *x = malloc(sizeof(float) * ROWS_MAX * w.n_in);
             w.data = data;
             synthetic_weights(&rng, w.type, data, w.n_out * w.row_bytes);
             synthetic_floats(&rng, x, (size_t)ROWS_MAX * w.n_in, 1);
-            check_product(*state, &w, x, (struct matmul_options){KERNELS_FAST, slice}, "long");
+            check_product(*state, &w, x, (struct matmul_options){KERNELS_FAST, slice}, "long",
+                          COUNTS_SOME);
             free(data), free(x);
         }
 }
@@ -314,7 +328,7 @@ static void test_rope(void **state)
 
 /* ---- attention */
 
-enum { POSITIONS = 200, BLOCKS = 4 };
+enum { POSITIONS = 150, BLOCKS = 3 };
 
 struct heads {
     uint32_t n_heads, n_kv_heads, dim, window;
@@ -383,11 +397,11 @@ static void test_attention(void **state)
 {
     struct fixture *f = *state;
     static const struct heads cases[] = {
-        {9, 3, 64, 0, KERNELS_FAST},  {4, 4, 16, 0, KERNELS_FAST}, {8, 1, 80, 0, KERNELS_FAST},
-        {2, 1, 24, 0, KERNELS_FAST},  {4, 2, 8, 0, KERNELS_F32},   {6, 2, 64, 70, KERNELS_FAST},
-        {7, 1, 128, 1, KERNELS_FAST}, {2, 2, 256, 0, KERNELS_F32}, {3, 3, 96, 64, KERNELS_F32},
+        {6, 2, 64, 0, KERNELS_FAST}, {4, 4, 16, 0, KERNELS_FAST}, {8, 1, 24, 0, KERNELS_FAST},
+        {2, 1, 24, 0, KERNELS_FAST}, {4, 2, 8, 0, KERNELS_F32},   {6, 2, 40, 70, KERNELS_FAST},
+        {7, 1, 16, 1, KERNELS_FAST}, {2, 2, 136, 0, KERNELS_F32}, {3, 3, 32, 64, KERNELS_F32},
     };
-    static const uint32_t steps[] = {1, 2, 7, 32, POSITIONS};
+    static const uint32_t steps[] = {1, 7, POSITIONS};
     struct rng rng;
     rng_seed(&rng, 16);
     for (unsigned i = 0; i < ARRAY_LEN(cases); i++) {
