@@ -93,14 +93,10 @@ static enum err begin(struct session *s)
     return write_handshake(s);
 }
 
-enum err session_new(const struct session_options *options, struct session **ret)
+static enum err set_up(struct session *s, const struct session_options *options)
 {
-    if (options->n_psks == 0 || options->n_psks > SESSION_PSKS_MAX ||
-        (options->role == SESSION_INITIATOR && options->n_psks != 1))
-        return ERR_INVALID;
-    _cleanup_(session_freep) struct session *s = calloc(1, sizeof *s);
-    if (!s)
-        return ERR_NO_MEMORY;
+    s->in = BUF_INIT(SEALED_MAX);
+    s->out = BUF_INIT(SESSION_OUTPUT_MAX);
     s->psks = calloc(options->n_psks, sizeof *s->psks);
     if (!s->psks)
         return ERR_NO_MEMORY;
@@ -110,10 +106,23 @@ enum err session_new(const struct session_options *options, struct session **ret
     memcpy(s->psks, options->psks, options->n_psks * sizeof *s->psks);
     memcpy(s->static_public, options->static_public, 32);
     memcpy(s->static_secret, options->static_secret, 32);
-    s->in = BUF_INIT(SEALED_MAX);
-    s->out = BUF_INIT(SESSION_OUTPUT_MAX);
-    TRY(begin(s));
-    *ret = TAKE(s);
+    return begin(s);
+}
+
+enum err session_new(const struct session_options *options, struct session **ret)
+{
+    if (options->n_psks == 0 || options->n_psks > SESSION_PSKS_MAX ||
+        (options->role == SESSION_INITIATOR && options->n_psks != 1))
+        return ERR_INVALID;
+    struct session *s = calloc(1, sizeof *s);
+    if (!s)
+        return ERR_NO_MEMORY;
+    enum err e = set_up(s, options);
+    if (e != ERR_OK) {
+        session_free(s);
+        return e;
+    }
+    *ret = s;
     return ERR_OK;
 }
 

@@ -4,6 +4,7 @@
 
 #include <sodium.h>
 
+enum { TOKEN_BITS = 8 * TOKEN_BYTES };
 static const char alphabet[] = "0123456789ABCDEFGHJKMNPQRSTVWXYZ";
 
 uint16_t token_crc12(const uint8_t *bytes, size_t n)
@@ -24,9 +25,8 @@ static unsigned group_at(const uint8_t bytes[TOKEN_BYTES], uint16_t crc, size_t 
 {
     unsigned group = 0;
     for (size_t bit = 5 * i; bit < 5 * i + 5; bit++) {
-        unsigned value = bit < 8 * TOKEN_BYTES
-                             ? (unsigned)(bytes[bit / 8] >> (7 - bit % 8)) & 1u
-                             : (unsigned)(crc >> (11 - (bit - 8 * TOKEN_BYTES))) & 1u;
+        unsigned value = bit < TOKEN_BITS ? (unsigned)(bytes[bit / 8] >> (7 - bit % 8)) & 1u
+                                          : (unsigned)(crc >> (11 - (bit - TOKEN_BITS))) & 1u;
         group = group << 1 | value;
     }
     return group;

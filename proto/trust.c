@@ -213,15 +213,8 @@ enum err trust_close_all(struct trust *t, struct trust_update *u, uint64_t excep
     return ERR_OK;
 }
 
-enum err trust_new(const struct identity *identity, const uint8_t *stored, size_t n_stored,
-                   const struct trust_options *options, struct trust **ret)
+static enum err set_up(struct trust *t, const uint8_t *stored, size_t n_stored)
 {
-    _cleanup_(trust_freep) struct trust *t = calloc(1, sizeof *t);
-    if (!t)
-        return ERR_NO_MEMORY;
-    t->identity = *identity;
-    t->self = options->self;
-    t->random = options->random;
     t->origin = stored ? TRUST_LOADED : TRUST_FOUNDED;
     if (stored) {
         enum err e = store_decode(t, stored, n_stored);
@@ -234,7 +227,24 @@ enum err trust_new(const struct identity *identity, const uint8_t *stored, size_
         TRY(trust_found_cluster(t));
     t->dirty = t->origin != TRUST_LOADED;
     t->secrets_fresh = false;
-    *ret = TAKE(t);
+    return ERR_OK;
+}
+
+enum err trust_new(const struct identity *identity, const uint8_t *stored, size_t n_stored,
+                   const struct trust_options *options, struct trust **ret)
+{
+    struct trust *t = calloc(1, sizeof *t);
+    if (!t)
+        return ERR_NO_MEMORY;
+    t->identity = *identity;
+    t->self = options->self;
+    t->random = options->random;
+    enum err e = set_up(t, stored, n_stored);
+    if (e != ERR_OK) {
+        trust_free(t);
+        return e;
+    }
+    *ret = t;
     return ERR_OK;
 }
 
@@ -437,6 +447,7 @@ static enum err expire(struct trust *t, struct trust_update *u)
 
 static enum trust_role known_role(const struct trust *t, const struct node_id *id, uint32_t *at)
 {
+    assert(t->known || t->n_known == 0);
     while (*at < t->n_known && node_id_cmp(&t->known[*at].id, id) < 0)
         ++*at;
     return *at < t->n_known && node_id_eq(&t->known[*at].id, id) ? t->known[*at].role

@@ -573,13 +573,9 @@ static bool is_fresh(const struct trust *t, const struct item *item)
     return false;
 }
 
-/* The whole set, or what is news in this step. */
-static enum err send_items(struct trust *t, const struct talk *talk, bool fresh_only,
-                           struct trust_update *u)
+static enum err fill_pieces(struct trust *t, const struct talk *talk, bool fresh_only,
+                            struct piece *piece, struct trust_update *u)
 {
-    _cleanup_(freep) struct piece *piece = calloc(1, sizeof *piece);
-    if (!piece)
-        return ERR_NO_MEMORY;
     for (uint32_t i = 0; i < members_n_items(t->members); i++) {
         const struct item *item = members_item(t->members, i);
         size_t n_bytes = item->n_body + 96; /* signature, tags and lengths */
@@ -595,6 +591,27 @@ static enum err send_items(struct trust *t, const struct talk *talk, bool fresh_
     return send_piece(talk, piece, u);
 }
 
+static enum err send_some(struct trust *t, const struct talk *talk, bool fresh_only,
+                          struct trust_update *u)
+{
+    struct piece *piece = calloc(1, sizeof *piece);
+    if (!piece)
+        return ERR_NO_MEMORY;
+    enum err e = fill_pieces(t, talk, fresh_only, piece, u);
+    free(piece);
+    return e;
+}
+
+static enum err send_all_items(struct trust *t, const struct talk *talk, struct trust_update *u)
+{
+    return send_some(t, talk, false, u);
+}
+
+static enum err send_news(struct trust *t, const struct talk *talk, struct trust_update *u)
+{
+    return send_some(t, talk, true, u);
+}
+
 enum err talk_spread(struct trust *t, struct trust_update *u)
 {
     for (uint32_t i = 0; i < t->n_talks && (t->n_fresh || t->secrets_fresh); i++) {
@@ -602,7 +619,7 @@ enum err talk_spread(struct trust *t, struct trust_update *u)
         if (talk->state != TALK_MEMBER || talk->session == t->source)
             continue;
         if (t->n_fresh)
-            TRY(send_items(t, talk, true, u));
+            TRY(send_news(t, talk, u));
         if (t->secrets_fresh)
             TRY(send_secrets(t, talk, u));
     }
@@ -618,7 +635,7 @@ static enum err on_digest(struct trust *t, struct talk *talk, const Covey__Trust
     digest_of(t, &ours);
     if (memcmp(digest->digest.data, ours.bytes, sizeof ours.bytes) == 0)
         return ERR_OK;
-    TRY(send_items(t, talk, false, u));
+    TRY(send_all_items(t, talk, u));
     return send_secrets(t, talk, u);
 }
 
