@@ -72,20 +72,20 @@ struct data_port {
     unsigned n_guests;
 };
 
-static void guest_free(struct guest *g)
+static void guest_free(struct data_port *p, struct guest *g)
 {
-    g->port->n_guests--;
+    p->n_guests--;
     talk_close(&g->talk);
     free(g);
 }
 
-static void guest_leave(struct guest *g)
+static void guest_leave(struct data_port *p, struct guest *g)
 {
-    struct guest **at = &g->port->oldest;
+    struct guest **at = &p->oldest;
     while (*at != g)
         at = &(*at)->next;
     *at = g->next;
-    guest_free(g);
+    guest_free(p, g);
 }
 
 static void on_guest_bytes(void *context, const uint8_t *bytes, size_t n)
@@ -100,7 +100,7 @@ static void on_guest_bytes(void *context, const uint8_t *bytes, size_t n)
     if (e == ERR_OK)
         e = talk_detach(&g->talk, &fd, &result);
     struct data_port *p = g->port;
-    guest_leave(g);
+    guest_leave(p, g);
     if (e != ERR_OK)
         return;
     p->options.on_connection(p->options.context, fd, &result);
@@ -110,7 +110,8 @@ static void on_guest_bytes(void *context, const uint8_t *bytes, size_t n)
 static void on_guest_end(void *context, enum err e)
 {
     (void)e;
-    guest_leave(context);
+    struct guest *g = context;
+    guest_leave(g->port, g);
 }
 
 static enum err guest_begin(struct data_port *p, struct guest *g, int fd)
@@ -138,7 +139,7 @@ static void on_port_connection(void *context, int fd, const struct net_address *
     (void)from;
     struct data_port *p = context;
     if (p->n_guests == HELLO_PENDING_MAX)
-        guest_leave(p->oldest);
+        guest_leave(p, p->oldest);
     struct guest *g = calloc(1, sizeof *g);
     if (!g || guest_begin(p, g, fd) != ERR_OK) {
         free(g);
@@ -190,7 +191,7 @@ void data_port_close(struct data_port *p)
         return;
     for (struct guest *g; (g = p->oldest) != NULL;) {
         p->oldest = g->next;
-        guest_free(g);
+        guest_free(p, g);
     }
     net_listener_close(p->listener);
     free(p);

@@ -7,6 +7,7 @@
 #include <nanomsg/nn.h>
 #include <nanomsg/pipeline.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -26,12 +27,18 @@ struct head {
 
 struct mailbox {
     int socket, fd;
+    pthread_mutex_t lock;           /* of the three below */
+    struct mailbox_sender *retired; /* freed by their owners; their mail may not be read yet */
+    unsigned n_users;               /* the reader and each sender in use */
+    bool closed;
     char url[URL_MAX];
     _Alignas(16) uint8_t message[sizeof(struct head) + MAIL_BYTES_MAX];
 };
 
 struct mailbox_sender {
     int socket;
+    struct mailbox *mailbox;
+    struct mailbox_sender *next;
 };
 
 static enum err error_of(int number)
@@ -52,6 +59,25 @@ void mail_clear(struct mail *m)
     if (m->owned && m->drop)
         m->drop(m->owned);
     m->owned = NULL;
+}
+
+/* The last one out frees it. */
+static void leave(struct mailbox *m)
+{
+    (void)pthread_mutex_lock(&m->lock);
+    bool last = --m->n_users == 0;
+    (void)pthread_mutex_unlock(&m->lock);
+    if (!last)
+        return;
+    (void)pthread_mutex_destroy(&m->lock);
+    free(m);
+}
+
+static void sender_close(struct mailbox_sender *s)
+{
+    if (s->socket >= 0)
+        (void)nn_close(s->socket);
+    free(s);
 }
 
 static enum err mailbox_open(struct mailbox *m)
@@ -75,12 +101,17 @@ enum err mailbox_new(const char *name, struct mailbox **ret)
     struct mailbox *m = calloc(1, sizeof *m);
     if (!m)
         return ERR_NO_MEMORY;
+    if (pthread_mutex_init(&m->lock, NULL) != 0) {
+        free(m);
+        return ERR_NO_MEMORY;
+    }
+    m->n_users = 1;
     (void)snprintf(m->url, sizeof m->url, "inproc://%s", name);
     enum err e = mailbox_open(m);
     if (e != ERR_OK) {
         if (m->socket >= 0)
             (void)nn_close(m->socket);
-        free(m);
+        leave(m);
         return e;
     }
     *ret = m;
@@ -94,8 +125,16 @@ void mailbox_free(struct mailbox *m)
     struct mail mail;
     while (mailbox_receive(m, &mail) == ERR_OK)
         mail_clear(&mail);
+    (void)pthread_mutex_lock(&m->lock);
+    m->closed = true;
+    struct mailbox_sender *retired = TAKE(m->retired);
+    (void)pthread_mutex_unlock(&m->lock);
+    for (struct mailbox_sender *s; (s = retired) != NULL;) {
+        retired = s->next;
+        sender_close(s);
+    }
     (void)nn_close(m->socket);
-    free(m);
+    leave(m);
 }
 
 int mailbox_fd(const struct mailbox *m)
@@ -150,9 +189,13 @@ enum err mailbox_sender_new(struct mailbox *m, struct mailbox_sender **ret)
     else
         e = wait_connected(s->socket);
     if (e != ERR_OK) {
-        mailbox_sender_free(s);
+        sender_close(s);
         return e;
     }
+    s->mailbox = m;
+    (void)pthread_mutex_lock(&m->lock);
+    m->n_users++;
+    (void)pthread_mutex_unlock(&m->lock);
     *ret = s;
     return ERR_OK;
 }
@@ -161,9 +204,17 @@ void mailbox_sender_free(struct mailbox_sender *s)
 {
     if (!s)
         return;
-    if (s->socket >= 0)
-        (void)nn_close(s->socket);
-    free(s);
+    struct mailbox *m = s->mailbox;
+    (void)pthread_mutex_lock(&m->lock);
+    bool closed = m->closed;
+    if (!closed) {
+        s->next = m->retired;
+        m->retired = s;
+    }
+    (void)pthread_mutex_unlock(&m->lock);
+    if (closed)
+        sender_close(s);
+    leave(m);
 }
 
 enum err mailbox_send_owned(struct mailbox_sender *s, uint32_t type, const void *bytes, size_t n,

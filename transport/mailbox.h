@@ -1,6 +1,6 @@
 /* Mailboxes between the threads of the agent: nanomsg, inproc PUSH/PULL, and nowhere on a network.
  *
- * A mailbox is bound once at start, before any sender is made, and freed at exit after all senders
+ * A mailbox is bound once at start, before any sender is made, and closed only at exit
  * (nanomsg 1.1.5 aborts when inproc binding, connecting and closing race; facts: issue of the
  * library, measured). The types keep the order: a sender is made from a mailbox. A mailbox is read
  * by one thread; each sending thread has a sender of its own. */
@@ -36,7 +36,7 @@ void mail_clear(struct mail *m);
 /* Binds. The name is unique within the process. ERR_EXISTS, ERR_INVALID (name), ERR_NO_MEMORY,
  * ERR_IO. */
 enum err mailbox_new(const char *name, struct mailbox **ret);
-/* Drops what was not read. After its senders are freed. */
+/* Drops what was not read. Senders that are still there can only be freed then. */
 void mailbox_free(struct mailbox *m);
 
 /* Readable when there is mail (for poll, uv_poll); owned by the mailbox. Once it fires, receive
@@ -48,6 +48,8 @@ enum err mailbox_receive(struct mailbox *m, struct mail *ret);
 
 /* ERR_NO_MEMORY, ERR_IO, ERR_TIMEOUT. */
 enum err mailbox_sender_new(struct mailbox *m, struct mailbox_sender **ret);
+/* What it sent can still be read: nanomsg would lose that, so its socket stays until the mailbox
+ * goes. Hence senders are few and made at start. */
 void mailbox_sender_free(struct mailbox_sender *s);
 
 /* Copies a small struct (n <= MAIL_BYTES_MAX; NULL and 0: just the type). Never blocks. ERR_BUSY:

@@ -141,6 +141,7 @@ struct two {
     struct shop *shop;
     pthread_t thread;
     enum err served;
+    struct bandwidth answered;
 };
 
 static struct link *link_on(int fd, int end)
@@ -443,12 +444,10 @@ static void test_lying_answers_are_refused(void **state)
 
 /* ---- bandwidth ---- */
 
-static struct bandwidth answered;
-
 static void *answer_bandwidth(void *context)
 {
     struct two *t = context;
-    t->served = bandwidth_answer(t->server, &answered);
+    t->served = bandwidth_answer(t->server, &t->answered);
     return NULL;
 }
 
@@ -463,8 +462,8 @@ static void test_bandwidth_is_told_to_both(void **state)
     assert_int_equal(pthread_join(t.thread, NULL), 0);
     assert_int_equal(t.served, ERR_OK);
     assert_true(b.to_peer_bytes_per_s > 0 && b.from_peer_bytes_per_s > 0);
-    assert_int_equal(b.to_peer_bytes_per_s, answered.from_peer_bytes_per_s);
-    assert_int_equal(b.from_peer_bytes_per_s, answered.to_peer_bytes_per_s);
+    assert_int_equal(b.to_peer_bytes_per_s, t.answered.from_peer_bytes_per_s);
+    assert_int_equal(b.from_peer_bytes_per_s, t.answered.to_peer_bytes_per_s);
     struct link_stats s;
     link_stats_get(t.client, &s);
     assert_true(s.n_bytes_sent < BANDWIDTH_BYTES_MAX + BANDWIDTH_BYTES_MAX / 8);

@@ -409,7 +409,7 @@ static void test_dial_gives_a_working_link(void **state)
     struct link_ready ready;
     const uint8_t *bytes;
     size_t n;
-    assert_int_equal(link_wait(&b, 1, -1, GUARD_MS * 1000, 0, &ready), ERR_OK);
+    assert_int_equal(link_wait(&b, 1, -1, GUARD_MS * 1000ull, 0, &ready), ERR_OK);
     assert_int_equal(link_receive(b, &bytes, &n), ERR_OK);
     assert_int_equal(frame_decode(bytes, n, f), ERR_OK);
     assert_int_equal(f->header.type, FRAME_BYE);

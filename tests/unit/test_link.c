@@ -39,7 +39,8 @@ static void check_seal(uint8_t cipher, const char *hex)
     assert_int_equal(seal_new(cipher, key, &s), ERR_OK);
     assert_int_equal(seal_new(cipher, key, &o), ERR_OK);
     seal_record(s, (const uint8_t *)"first record", 12, got);
-    memcpy(got + 32 + SEAL_PREFIX_BYTES, "second", 6);
+    static const uint8_t second[6] = {'s', 'e', 'c', 'o', 'n', 'd'};
+    memcpy(got + 32 + SEAL_PREFIX_BYTES, second, sizeof second);
     seal_record(s, got + 32 + SEAL_PREFIX_BYTES, 6, got + 32); /* in place */
     assert_memory_equal(got, expected, sizeof got);
     uint8_t plain[16];
@@ -292,9 +293,9 @@ static void test_slow_bytes_are_put_together(void **state)
 struct evil {
     const char *what;
     uint32_t len;
-    uint64_t link_seq, ack;
-    size_t n_first; /* bytes of the first record */
-    size_t n_second;
+    uint8_t link_seq, ack;
+    uint8_t n_first; /* bytes of the first record */
+    uint8_t n_second;
     uint8_t key_ok;
     uint32_t raw_prefix; /* not 0: just these 4 bytes */
     enum err expected;
@@ -332,11 +333,11 @@ static enum err receive_evil(const struct evil *e)
         put_len(sealed, e->raw_prefix);
     } else {
         seal_record(s, frame, e->n_first, sealed);
-        n = e->n_first + SEAL_OVERHEAD;
+        n = (size_t)e->n_first + SEAL_OVERHEAD;
     }
     if (e->n_second) {
         seal_record(s, frame + e->n_first, e->n_second, sealed + n);
-        n += e->n_second + SEAL_OVERHEAD;
+        n += (size_t)e->n_second + SEAL_OVERHEAD;
     }
     assert_int_equal(send(fds[0], sealed, n, 0), n);
     (void)close(fds[0]);

@@ -54,7 +54,7 @@ static void test_threads_send_in_order(void **state)
         assert_int_equal(pthread_create(&threads[i], NULL, send_many, &jobs[i]), 0);
     uint32_t seen[SENDERS] = {0};
     for (int i = 0; i < SENDERS * EACH; i++) {
-        struct mail mail;
+        struct mail mail = {.type = 0};
         uint32_t body[2];
         wait_mail(m, &mail);
         assert_int_equal(mail.type, 7);
@@ -72,11 +72,10 @@ static void test_threads_send_in_order(void **state)
     mailbox_free(m);
 }
 
-static int n_dropped;
+/* What is sent counts there when it is dropped. */
 static void count_drop(void *p)
 {
-    n_dropped++;
-    free(p);
+    (*(int *)p)++;
 }
 
 static void test_owned_pointers_change_hands(void **state)
@@ -86,21 +85,43 @@ static void test_owned_pointers_change_hands(void **state)
     struct mailbox_sender *s;
     assert_int_equal(mailbox_new("test-owned", &m), ERR_OK);
     assert_int_equal(mailbox_sender_new(m, &s), ERR_OK);
+    int n_dropped = 0;
     for (int i = 0; i < 3; i++)
-        assert_int_equal(mailbox_send_owned(s, 1, NULL, 0, malloc(10), count_drop), ERR_OK);
-    struct mail mail;
+        assert_int_equal(mailbox_send_owned(s, 1, NULL, 0, &n_dropped, count_drop), ERR_OK);
+    struct mail mail = {.n = 1};
     wait_mail(m, &mail);
     assert_int_equal(mail.n, 0);
-    void *mine = TAKE(mail.owned);
+    assert_ptr_equal(TAKE(mail.owned), &n_dropped);
     mail_clear(&mail);
     assert_int_equal(n_dropped, 0);
-    free(mine);
     wait_mail(m, &mail);
     mail_clear(&mail);
     assert_int_equal(n_dropped, 1);
     mailbox_free(m); /* the third was never read */
     assert_int_equal(n_dropped, 2);
+    assert_int_equal(mailbox_send_owned(s, 1, NULL, 0, &n_dropped, count_drop), ERR_BUSY);
     mailbox_sender_free(s);
+}
+
+static void test_mail_outlives_its_sender(void **state)
+{
+    (void)state;
+    struct mailbox *m;
+    struct mailbox_sender *s;
+    int n_dropped = 0;
+    assert_int_equal(mailbox_new("test-outlive", &m), ERR_OK);
+    assert_int_equal(mailbox_sender_new(m, &s), ERR_OK);
+    for (uint32_t i = 0; i < 5; i++)
+        assert_int_equal(mailbox_send_owned(s, i, NULL, 0, &n_dropped, count_drop), ERR_OK);
+    mailbox_sender_free(s);
+    for (uint32_t i = 0; i < 3; i++) {
+        struct mail mail = {.type = 99};
+        wait_mail(m, &mail);
+        assert_int_equal(mail.type, i);
+        mail_clear(&mail);
+    }
+    mailbox_free(m);
+    assert_int_equal(n_dropped, 5);
 }
 
 static void test_mailbox_is_bounded(void **state)
@@ -119,7 +140,7 @@ static void test_mailbox_is_bounded(void **state)
         n++;
     assert_int_equal(e, ERR_BUSY);
     assert_true(n >= 8 && n <= MAILBOX_QUEUE_BYTES / MAIL_BYTES_MAX + 2);
-    struct mail mail;
+    struct mail mail = {.type = 0};
     for (unsigned i = 0; i < n; i++) {
         wait_mail(m, &mail);
         assert_int_equal(mail.type, i);
@@ -152,7 +173,7 @@ static void test_many_senders(void **state)
 {
     (void)state;
     struct mailbox *m;
-    struct mailbox_sender *s[100];
+    struct mailbox_sender *s[100] = {NULL};
     assert_int_equal(mailbox_new("test-many", &m), ERR_OK);
     for (unsigned i = 0; i < ARRAY_LEN(s); i++)
         assert_int_equal(mailbox_sender_new(m, &s[i]), ERR_OK);
@@ -160,7 +181,7 @@ static void test_many_senders(void **state)
         assert_int_equal(mailbox_send(s[i], i, NULL, 0), ERR_OK);
     unsigned sum = 0;
     for (unsigned i = 0; i < ARRAY_LEN(s); i++) {
-        struct mail mail;
+        struct mail mail = {.type = 0};
         wait_mail(m, &mail);
         sum += mail.type;
     }
@@ -191,7 +212,7 @@ static void test_no_network_sockets(void **state)
             assert_int_equal(a.ss_family, AF_UNIX);
     }
     assert_true(n_seen > 3);
-    struct mail mail;
+    struct mail mail = {.type = 0};
     wait_mail(m, &mail);
     mailbox_sender_free(s);
     mailbox_free(m);
@@ -202,6 +223,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_threads_send_in_order),
         cmocka_unit_test(test_owned_pointers_change_hands),
+        cmocka_unit_test(test_mail_outlives_its_sender),
         cmocka_unit_test(test_mailbox_is_bounded),
         cmocka_unit_test(test_names_are_checked),
         cmocka_unit_test(test_many_senders),
