@@ -166,6 +166,7 @@ enum err swim_new(const struct swim_options *options, uint64_t now_us, struct sw
     s->reprobe_at_us = now_us + 1 + rng_below(&s->rng, o->reprobe_us);
     s->digest_at_us = now_us + 1 + rng_below(&s->rng, o->digest_us);
     s->gossip_at_us = NEVER;
+    s->attempts_due_us = NEVER;
     s->conflict_claim_at_us = NEVER;
     s->due_us = s->probe_at_us;
     (void)gossip_hash(s);
@@ -284,6 +285,7 @@ static void on_slept(struct swim *s, struct swim_update *u)
     s->health = s->o.health_max / 2;
     for (uint32_t i = 0; i < ATTEMPTS_MAX; i++)
         s->attempts[i].open = false;
+    s->attempts_changed = true;
     for (uint32_t i = 1; i < s->n_nodes; i++) {
         struct node *n = &s->nodes[i];
         n->probe.active = false;

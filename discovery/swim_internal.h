@@ -158,6 +158,8 @@ struct swim {
 
     uint64_t next_seq;
     struct attempt attempts[ATTEMPTS_MAX];
+    uint64_t attempts_due_us; /* the first to expire, unless attempts_changed */
+    bool attempts_changed;
 
     struct node_id order[NODES_ALL]; /* this round's members, shuffled */
     uint32_t n_order, next_order;

@@ -89,6 +89,7 @@ static struct attempt *ping(struct swim *s, struct swim_update *u, struct node *
         .sent_us = s->now_us,
         .expires_us = s->now_us + direct_timeout(s, n, path),
     };
+    s->attempts_due_us = MIN_OF(s->attempts_due_us, a->expires_us);
     enum way way = path == PATH_SESSION ? WAY_SESSION : WAY_DATAGRAM;
     struct draft *d = draft_begin(s, way);
     d->ping.seq = seq;
@@ -145,6 +146,7 @@ void probe_forget(struct swim *s, struct node *n)
         if (node_id_eq(&a->peer, &n->id) || (a->relay && node_id_eq(&a->relay_for, &n->id)))
             *a = (struct attempt){0};
     }
+    s->attempts_changed = true;
 }
 
 void probe_shift(struct swim *s, uint64_t late_us)
@@ -153,6 +155,7 @@ void probe_shift(struct swim *s, uint64_t late_us)
         s->attempts[i].expires_us += late_us;
         s->attempts[i].tainted = true;
     }
+    s->attempts_changed = true;
     for (uint32_t i = 1; i < s->n_nodes; i++) {
         s->nodes[i].probe.direct_at_us += late_us;
         s->nodes[i].probe.end_at_us += late_us;
@@ -334,6 +337,7 @@ void probe_on_ack(struct swim *s, struct swim_update *u, struct node *n, uint64_
         return;
     struct attempt a = *slot;
     *slot = (struct attempt){0};
+    s->attempts_changed = true;
     path_answered(s, u, n, &a);
     if (a.relay) {
         answer_relay(s, u, &a, n);
@@ -358,6 +362,7 @@ void probe_on_request(struct swim *s, struct swim_update *u, struct node *n,
     a->relay_for = n->id;
     a->relay_seq = seq;
     a->expires_us = s->now_us + MIN_OF(timeout_us, MILLISECONDS(5000));
+    s->attempts_changed = true;
 }
 
 /* The asker's `seq` names the probe, so that a late answer counts for no later one. */
@@ -382,8 +387,21 @@ void probe_on_nack(struct swim *s, const struct node *n, const struct node_id *t
     t->probe.nacks[t->probe.n_nacks++] = n->id;
 }
 
+static void find_attempts_due(struct swim *s)
+{
+    s->attempts_changed = false;
+    s->attempts_due_us = NEVER;
+    for (uint32_t i = 0; i < ATTEMPTS_MAX; i++)
+        if (s->attempts[i].open)
+            s->attempts_due_us = MIN_OF(s->attempts_due_us, s->attempts[i].expires_us);
+}
+
 static void attempt_timers(struct swim *s, struct swim_update *u)
 {
+    if (s->attempts_changed)
+        find_attempts_due(s);
+    if (s->now_us < s->attempts_due_us)
+        return;
     for (uint32_t i = 0; i < ATTEMPTS_MAX; i++) {
         struct attempt *a = &s->attempts[i];
         if (!a->open || s->now_us < a->expires_us)
@@ -396,6 +414,7 @@ static void attempt_timers(struct swim *s, struct swim_update *u)
         if (copy.relay)
             answer_relay(s, u, &copy, NULL);
     }
+    find_attempts_due(s);
 }
 
 /* A new round: every live member once, in random order (SWIM section 4.3). */
@@ -476,12 +495,9 @@ void probe_timers(struct swim *s, struct swim_update *u)
 
 uint64_t probe_due(const struct swim *s)
 {
-    uint64_t due = s->probe_at_us;
+    uint64_t due = MIN_OF(s->probe_at_us, s->attempts_due_us);
     if (s->n_nodes > 1)
         due = MIN_OF(due, s->reprobe_at_us);
-    for (uint32_t i = 0; i < ATTEMPTS_MAX; i++)
-        if (s->attempts[i].open)
-            due = MIN_OF(due, s->attempts[i].expires_us);
     for (uint32_t i = 1; i < s->n_nodes; i++) {
         const struct probe *p = &s->nodes[i].probe;
         if (p->active)

@@ -138,6 +138,8 @@ static void test_one_way_cut_costs_the_edge_not_the_node(void **state)
         net_run(&net, 15 * NET_S);
         NET_CHECK(&net, count_deaths(&net) == deaths);
         NET_CHECK(&net, net_settles(&net, 2 * NET_S));
+        NET_CHECK(&net, net.hosts[i].incarnation[i] == 1); /* helpers saw it: not even suspected */
+        NET_CHECK(&net, net.hosts[j].incarnation[j] == 1);
         NET_CHECK(&net, !net_view(&net, i, j).paths[0].up);
         NET_CHECK(&net, !net_view(&net, j, i).paths[0].up);
         net_cut_pair(&net, i, j, false);
