@@ -531,7 +531,9 @@ void sessions_bandwidth(struct node *n, const struct node_event *e)
     struct peer *p = peer_find(n, &e->peer);
     for (uint32_t i = 0; p && i < p->n_addresses; i++) {
         struct peer_address *a = &p->addresses[i];
-        if (!same_place(&a->address, &e->address))
+        struct address with_port = e->address; /* which names the data port */
+        with_port.port = a->address.port;
+        if (!same_place(&a->address, &with_port))
             continue;
         n->measuring_until_us = n->now_us;
         bool measured = e->bytes_per_s > 0;

@@ -1,0 +1,101 @@
+/* What is wrong, in plain words, and what to do next. */
+#include "agent/agent.h"
+
+#include "base/clock.h"
+
+#include <stdio.h>
+
+static void say(json_t *findings, const char *level, const char *text, const char *hint)
+{
+    (void)json_array_append_new(
+        findings, json_pack("{s:s, s:s, s:s}", "level", level, "text", text, "hint", hint));
+}
+
+static void check_memory(const struct agent *a, json_t *findings)
+{
+    char text[160];
+    double free_gb = (double)a->local.budget_bytes / 1e9;
+    (void)snprintf(text, sizeof text, "%.2f GB of %.1f GB may be used for models", free_gb,
+                   (double)a->local.memory_total_bytes / 1e9);
+    if (a->local.budget_bytes < (UINT64_C(64) << 20))
+        say(findings, "problem", text,
+            a->config.memory_limit ? "raise --memory-limit"
+                                   : "close other programs: too little memory is free");
+    else
+        say(findings, "ok", text, "");
+}
+
+static void check_peers(struct agent *a, json_t *findings)
+{
+    struct node_view views[64];
+    uint32_t n = node_views(a->node, views, 64), n_members = 0, n_alive = 0, n_found = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        n_members += views[i].member && !views[i].self;
+        n_alive += views[i].member && !views[i].self && views[i].state[0] == 'a' &&
+                   views[i].state[1] == 'l';
+        n_found += !views[i].member;
+    }
+    char text[160];
+    (void)snprintf(text, sizeof text, "%u other member(s), %u alive; %u other node(s) found",
+                   n_members, n_alive, n_found);
+    if (n_members > n_alive)
+        say(findings, "problem", text,
+            "a member does not answer: is it running and on this network? A firewall must let the "
+            "control port (TCP "
+            "and UDP) and the data port (TCP) through");
+    else if (n_members + n_found == 0)
+        say(findings, "note", text,
+            "start `covey serve` on another machine; where multicast is blocked (guest Wi-Fi, "
+            "VLANs, containers) "
+            "name it with --peer HOST");
+    else
+        say(findings, "ok", text, "");
+}
+
+static void check_models(struct agent *a, json_t *findings)
+{
+    struct node_held held[8];
+    uint32_t n = node_held(a->node, held, 8);
+    if (n == 0)
+        say(findings, "note", "no member holds a model",
+            "`covey pull smollm2` fetches a small one");
+    else
+        say(findings, "ok", "there is a model", "");
+    uint32_t n_wanted = control_n_models(node_control(a->node));
+    for (uint32_t i = 0; i < n_wanted; i++) {
+        struct control_model m;
+        control_model_at(node_control(a->node), i, &m);
+        if (m.no_fit[0])
+            say(findings, "problem", m.no_fit,
+                "add a machine, raise a memory limit or ask for a shorter context");
+    }
+}
+
+static void check_clock(json_t *findings)
+{
+    const uint64_t built_ms = UINT64_C(1735689600000); /* 2025-01-01: no true clock is behind it */
+    if (clock_wall_ms() < built_ms)
+        say(findings, "problem", "this machine's clock is far in the past",
+            "set it: model hubs refuse connections from the past");
+    else
+        say(findings, "ok", "the clock is plausible", "");
+}
+
+static void check_speed(const struct agent *a, json_t *findings)
+{
+    if (a->local.stream_bytes_per_s <= 0)
+        say(findings, "note", "the speed of this machine is not measured yet", "wait two seconds");
+    else
+        say(findings, "ok", "the speed of this machine is known", "");
+}
+
+json_t *doctor_json(struct agent *a)
+{
+    json_t *findings = json_array();
+    check_memory(a, findings);
+    check_speed(a, findings);
+    check_peers(a, findings);
+    check_models(a, findings);
+    check_clock(findings);
+    return json_pack("{s:o}", "findings", findings);
+}
