@@ -372,7 +372,8 @@ static enum err open_threads(struct agent *a, struct err_text *text)
                                .loop = a->mailbox,
                                .config = &a->config,
                                .log = &a->log,
-                               .n_threads = a->local.threads};
+                               .n_threads = a->local.threads,
+                               .kernel_digest = a->local.kernel_digest};
     return worker_new(&w, &a->worker, text);
 }
 

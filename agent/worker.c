@@ -4,7 +4,6 @@
 #include "base/file.h"
 #include "base/util.h"
 #include "runtime/calibrate.h"
-#include "runtime/kernels/kernels.h"
 #include "runtime/pool.h"
 #include "agent/loader.h"
 #include "transport/bulk.h"
@@ -184,7 +183,7 @@ static bool read_calibration(const struct worker *w, uint64_t digest, struct mai
 static void do_calibrate(struct worker *w)
 {
     struct mail_calibrated m = {0, 0};
-    uint64_t digest = kernels_digest();
+    uint64_t digest = w->options.kernel_digest;
     if (!read_calibration(w, digest, &m)) {
         struct pool *pool = NULL;
         struct calibration c = {0, 0};

@@ -21,6 +21,7 @@ struct worker_options {
     const struct config *config; /* outlives the worker */
     const struct log *log;
     uint32_t n_threads; /* of calibration */
+    uint64_t kernel_digest;
 };
 
 enum err worker_new(const struct worker_options *options, struct worker **ret,

