@@ -82,7 +82,7 @@ int view_index(const struct control *c, const struct node_id *id)
     return -1;
 }
 
-bool is_self(const struct control *c, const struct node_id *id)
+bool control_is_self(const struct control *c, const struct node_id *id)
 {
     return node_id_eq(id, &c->options.self);
 }
@@ -90,7 +90,7 @@ bool is_self(const struct control *c, const struct node_id *id)
 bool reachable(const struct control *c, const struct node_id *id)
 {
     int at = view_index(c, id);
-    return is_self(c, id) || (at >= 0 && c->view.peers[at].reachable);
+    return control_is_self(c, id) || (at >= 0 && c->view.peers[at].reachable);
 }
 
 const struct model_shape *shape_find(const struct control *c, const struct hash256 *model,
@@ -132,7 +132,7 @@ void control_free(struct control *c)
 /* A member that we did not reach before: it gets our map, and the planner's word. */
 static void greet(struct control *c, const struct node_id *id)
 {
-    if (is_self(c, id) || !reachable(c, id))
+    if (control_is_self(c, id) || !reachable(c, id))
         return;
     if (c->n_wanted > 0)
         wanted_send(c, id, true);

@@ -68,7 +68,7 @@ static uint64_t claim_delay(struct control *c)
     uint64_t rank = 0;
     for (uint32_t i = 0; i < c->view.topology.n_nodes; i++) {
         const struct node_id *id = &c->view.topology.nodes[i].id;
-        if (!is_self(c, id) && c->view.peers[i].reachable)
+        if (!control_is_self(c, id) && c->view.peers[i].reachable)
             rank += preferred(&c->view.peers[i], id, &own, &c->options.self);
     }
     return rank * 100000 + rng_below(&c->rng, 100000);
@@ -117,7 +117,7 @@ static void follow(struct control *c, const struct node_id *planner, uint64_t te
 
 bool authority(struct control *c, const struct node_id *from, uint64_t term)
 {
-    if (is_self(c, from))
+    if (control_is_self(c, from))
         return c->role == ROLE_PLAN && term == c->planner_term;
     if (!reachable(c, from) || term == 0)
         return false;
@@ -136,7 +136,7 @@ bool authority(struct control *c, const struct node_id *from, uint64_t term)
 enum err heartbeat_in(struct control *c, const struct node_id *from,
                       const Covey__Control__Heartbeat *m)
 {
-    bool self = is_self(c, from);
+    bool self = control_is_self(c, from);
     if (m->resigns) {
         if (c->role != ROLE_PLAN && node_id_eq(&c->planner_id, from)) {
             elect_forget(c);
@@ -169,7 +169,7 @@ void hearsay(struct control *c, const struct node_id *teller, const struct node_
              uint64_t term, uint64_t age_us)
 {
     bool direct = c->planner_direct && planner_lives(c);
-    if (c->role == ROLE_PLAN || direct || is_self(c, planner) || node_id_is_zero(planner) ||
+    if (c->role == ROLE_PLAN || direct || control_is_self(c, planner) || node_id_is_zero(planner) ||
         age_us > FRESH_US)
         return;
     claim_stop(c);
@@ -215,7 +215,7 @@ static void claim_start(struct control *c)
     m.claim = &b;
     for (uint32_t i = 0; i < c->view.topology.n_nodes; i++) {
         const struct node_id *id = &c->view.topology.nodes[i].id;
-        if (is_self(c, id) || !c->view.peers[i].reachable)
+        if (control_is_self(c, id) || !c->view.peers[i].reachable)
             continue;
         c->waiting[c->n_waiting++] = *id;
         send_message(c, id, &m);
@@ -249,7 +249,7 @@ static bool claim_agreeable(struct control *c, const struct node_id *from,
 
 void claim_in(struct control *c, const struct node_id *from, const Covey__Control__Claim *m)
 {
-    if (is_self(c, from))
+    if (control_is_self(c, from))
         return;
     bool agree = m->term > 0 && claim_agreeable(c, from, m);
     if (agree) {
@@ -295,7 +295,7 @@ enum err claim_answer_in(struct control *c, const struct node_id *from,
 void planner_resign(struct control *c)
 {
     for (uint32_t i = 0; i < c->view.topology.n_nodes; i++)
-        if (!is_self(c, &c->view.topology.nodes[i].id))
+        if (!control_is_self(c, &c->view.topology.nodes[i].id))
             send_heartbeat(c, &c->view.topology.nodes[i].id, false, true);
     c->role = ROLE_FOLLOW;
     elect_forget(c);

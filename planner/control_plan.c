@@ -175,7 +175,7 @@ enum err report_in(struct control *c, const struct node_id *from, const Covey__C
     if (c->role != ROLE_PLAN)
         return ERR_OK;
     struct node_id follows;
-    bool other = take_id(&r->planner, &follows) && !is_self(c, &follows);
+    bool other = take_id(&r->planner, &follows) && !control_is_self(c, &follows);
     if (other &&
         (r->planner_term > c->planner_term ||
          (r->planner_term == c->planner_term && node_id_cmp(&follows, &c->planner_id) > 0))) {

@@ -201,7 +201,7 @@ struct control {
 /* control.c */
 int view_index(const struct control *c, const struct node_id *id);
 bool reachable(const struct control *c, const struct node_id *id);
-bool is_self(const struct control *c, const struct node_id *id);
+bool control_is_self(const struct control *c, const struct node_id *id);
 struct control_effect *effect(struct control *c, enum control_effect_kind kind);
 void effect_plan(struct control *c, enum control_effect_kind kind, const struct local *l);
 void note(struct control *c, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -71,7 +71,7 @@ void loop_drain(struct control *c)
 
 void send_message(struct control *c, const struct node_id *to, const Covey__Control__Message *m)
 {
-    bool self = is_self(c, to);
+    bool self = control_is_self(c, to);
     if (!self && !reachable(c, to))
         return;
     size_t n = covey__control__message__get_packed_size(m);
@@ -100,7 +100,7 @@ void send_all(struct control *c, const Covey__Control__Message *m, bool with_sel
 {
     for (uint32_t i = 0; i < c->view.topology.n_nodes; i++) {
         const struct node_id *id = &c->view.topology.nodes[i].id;
-        if (!is_self(c, id))
+        if (!control_is_self(c, id))
             send_message(c, id, m);
     }
     if (with_self)

@@ -10,7 +10,7 @@ static struct node *parse_unary(struct parser *p);
 static struct node *new_text(struct parser *p, enum node_kind kind, const struct node *a,
                              const struct jstr *text)
 {
-    struct node *n = node_new(p, kind);
+    struct node *n = jinja_node_new(p, kind);
     n->a = a;
     n->text = text;
     return n;
@@ -19,7 +19,7 @@ static struct node *new_text(struct parser *p, enum node_kind kind, const struct
 static struct node *new_two(struct parser *p, enum node_kind kind, const struct node *a,
                             const struct node *b)
 {
-    struct node *n = node_new(p, kind);
+    struct node *n = jinja_node_new(p, kind);
     n->a = a;
     n->b = b;
     return n;
@@ -27,7 +27,7 @@ static struct node *new_two(struct parser *p, enum node_kind kind, const struct 
 
 static struct node *new_const(struct parser *p, struct val v)
 {
-    struct node *n = node_new(p, N_CONST);
+    struct node *n = jinja_node_new(p, N_CONST);
     n->value = v;
     return n;
 }
@@ -63,7 +63,7 @@ static struct node *parse_string(struct parser *p)
 
 static struct node *parse_list(struct parser *p)
 {
-    struct node *n = node_new(p, N_LIST);
+    struct node *n = jinja_node_new(p, N_LIST);
     struct node_list items = {0};
     expect_op(p, "[");
     while (!p->err && !at_op(p, "]")) {
@@ -78,7 +78,7 @@ static struct node *parse_list(struct parser *p)
 
 static struct node *parse_dict(struct parser *p)
 {
-    struct node *n = node_new(p, N_DICT);
+    struct node *n = jinja_node_new(p, N_DICT);
     struct node_list items = {0};
     expect_op(p, "{");
     while (!p->err && !at_op(p, "}")) {
@@ -119,7 +119,7 @@ static struct node *parse_parentheses(struct parser *p)
 {
     expect_op(p, "(");
     if (accept_op(p, ")"))
-        return node_new(p, N_TUPLE);
+        return jinja_node_new(p, N_TUPLE);
     struct node *n = parse_tuple(p, parse_expression);
     expect_op(p, ")");
     return n;
@@ -203,7 +203,7 @@ void parse_arguments(struct parser *p, struct node *n)
 static struct node *parse_subscript(struct parser *p, struct node *base)
 {
     expect_op(p, "[");
-    struct node *n = node_new(p, N_SLICE);
+    struct node *n = jinja_node_new(p, N_SLICE);
     n->a = base;
     const struct node **parts = parse_alloc(p, 3 * sizeof *parts);
     if (!parts)
@@ -236,7 +236,7 @@ static struct node *parse_subscript(struct parser *p, struct node *base)
 
 static struct node *parse_call(struct parser *p, struct node *callee)
 {
-    struct node *n = node_new(p, N_CALL);
+    struct node *n = jinja_node_new(p, N_CALL);
     n->a = callee;
     parse_arguments(p, n);
     return n;
@@ -391,7 +391,7 @@ static struct node *parse_concat(struct parser *p)
     struct node *first = parse_product(p);
     if (!at_op(p, "~"))
         return first;
-    struct node *n = node_new(p, N_CONCAT);
+    struct node *n = jinja_node_new(p, N_CONCAT);
     struct node_list items = {0};
     node_list_push(p, &items, first);
     while (!p->err && accept_op(p, "~"))
@@ -443,7 +443,7 @@ static struct node *parse_comparison(struct parser *p)
     }
     if (n_ops == 0)
         return first;
-    struct node *n = node_new(p, N_COMPARE);
+    struct node *n = jinja_node_new(p, N_COMPARE);
     uint8_t *kept = parse_alloc(p, n_ops);
     if (!kept)
         return &p->nil;
@@ -509,7 +509,7 @@ struct node *parse_tuple(struct parser *p, struct node *(*element)(struct parser
     struct node *first = element(p);
     if (!at_op(p, ","))
         return first;
-    struct node *n = node_new(p, N_TUPLE);
+    struct node *n = jinja_node_new(p, N_TUPLE);
     struct node_list items = {0};
     node_list_push(p, &items, first);
     while (!p->err && accept_op(p, ",") && !at_tuple_end(p))

@@ -24,7 +24,7 @@ struct node_list {
 struct node *parse_fail(struct parser *p, enum err e, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void *parse_alloc(struct parser *p, size_t n);
-struct node *node_new(struct parser *p, enum node_kind kind);
+struct node *jinja_node_new(struct parser *p, enum node_kind kind);
 void node_list_push(struct parser *p, struct node_list *l, const struct node *n);
 uint32_t parse_symbol(struct parser *p, const struct jstr *name);
 bool parse_enter(struct parser *p);

@@ -31,7 +31,7 @@ void *parse_alloc(struct parser *p, size_t n)
     return m;
 }
 
-struct node *node_new(struct parser *p, enum node_kind kind)
+struct node *jinja_node_new(struct parser *p, enum node_kind kind)
 {
     struct node *n = parse_alloc(p, sizeof *n);
     if (!n)
@@ -167,7 +167,7 @@ static struct node *parse_target_part(struct parser *p)
         expect_op(p, ")");
     } else {
         const struct jstr *name = expect_name(p);
-        n = node_new(p, N_NAME);
+        n = jinja_node_new(p, N_NAME);
         n->text = name;
         n->symbol = parse_symbol(p, name);
     }
@@ -183,7 +183,7 @@ static struct node *parse_target(struct parser *p)
 static struct node *parse_if(struct parser *p)
 {
     static const char *const ENDS[] = {"elif", "else", "endif", NULL};
-    struct node *n = node_new(p, N_IF);
+    struct node *n = jinja_node_new(p, N_IF);
     struct node_list items = {0};
     do {
         node_list_push(p, &items, parse_tuple(p, parse_or));
@@ -202,7 +202,7 @@ static struct node *parse_if(struct parser *p)
 static struct node *parse_for(struct parser *p)
 {
     static const char *const ENDS[] = {"else", "endfor", NULL};
-    struct node *n = node_new(p, N_FOR);
+    struct node *n = jinja_node_new(p, N_FOR);
     n->a = parse_target(p);
     if (!accept_name(p, "in"))
         return parse_fail(p, ERR_CORRUPT, "'in' is missing");
@@ -224,14 +224,14 @@ static struct node *parse_for(struct parser *p)
 
 static struct node *hole(struct parser *p)
 {
-    return node_new(p, N_HOLE);
+    return jinja_node_new(p, N_HOLE);
 }
 
 static struct node *parse_set(struct parser *p)
 {
-    struct node *n = node_new(p, N_SET), *target;
+    struct node *n = jinja_node_new(p, N_SET), *target;
     if (p->at->kind == T_NAME && p->at[1].kind == T_OP && jstr_is(&p->at[1].text, ".")) {
-        target = node_new(p, N_ATTR);
+        target = jinja_node_new(p, N_ATTR);
         target->a = parse_target_part(p);
         expect_op(p, ".");
         target->text = expect_name(p);
@@ -252,7 +252,7 @@ static struct node *parse_set(struct parser *p)
 
 static struct node *parse_filter_block(struct parser *p)
 {
-    struct node *n = node_new(p, N_FILTERED);
+    struct node *n = jinja_node_new(p, N_FILTERED);
     n->c = parse_filter_chain(p, hole(p));
     n->b = parse_block(p, "endfilter");
     return n;
@@ -260,7 +260,7 @@ static struct node *parse_filter_block(struct parser *p)
 
 static struct node *parse_with(struct parser *p)
 {
-    struct node *n = node_new(p, N_SCOPE);
+    struct node *n = jinja_node_new(p, N_SCOPE);
     struct node_list items = {0};
     while (!p->err && p->at->kind != T_BLOCK_END) {
         if (items.n)
@@ -277,14 +277,14 @@ static struct node *parse_with(struct parser *p)
 
 static struct node *parse_generation(struct parser *p)
 {
-    struct node *n = node_new(p, N_SCOPE);
+    struct node *n = jinja_node_new(p, N_SCOPE);
     n->b = parse_block(p, "endgeneration");
     return n;
 }
 
 static struct node *parse_macro(struct parser *p)
 {
-    struct node *n = node_new(p, N_MACRO);
+    struct node *n = jinja_node_new(p, N_MACRO);
     n->text = expect_name(p);
     n->symbol = parse_symbol(p, n->text);
     struct node_list params = {0}, defaults = {0};
@@ -314,7 +314,7 @@ static struct node *parse_jump(struct parser *p, enum node_kind kind)
 {
     if (p->loop_depth == 0)
         return parse_fail(p, ERR_CORRUPT, "break or continue outside of a loop");
-    return node_new(p, kind);
+    return jinja_node_new(p, kind);
 }
 
 static struct node *parse_statement(struct parser *p)
@@ -352,7 +352,7 @@ static bool at_end_word(const struct parser *p, const char *const *ends)
 
 static struct node *parse_text(struct parser *p)
 {
-    struct node *n = node_new(p, N_TEXT);
+    struct node *n = jinja_node_new(p, N_TEXT);
     n->text = &p->at->text;
     p->at++;
     return n;
@@ -360,7 +360,7 @@ static struct node *parse_text(struct parser *p)
 
 static struct node *parse_output(struct parser *p)
 {
-    struct node *n = node_new(p, N_OUTPUT);
+    struct node *n = jinja_node_new(p, N_OUTPUT);
     p->at++;
     n->a = parse_tuple(p, parse_expression);
     if (p->at->kind != T_VAR_END)
@@ -374,7 +374,7 @@ static struct node *parse_output(struct parser *p)
  * when `ends` is NULL. */
 static struct node *parse_body(struct parser *p, const char *const *ends)
 {
-    struct node *n = node_new(p, N_BODY);
+    struct node *n = jinja_node_new(p, N_BODY);
     struct node_list items = {0};
     if (!parse_enter(p))
         return &p->nil;
