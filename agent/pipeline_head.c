@@ -243,7 +243,7 @@ static void start_stream(struct pipeline *p, struct run *run)
     }
     if (!any)
         run->stream = STREAM_OPEN; /* nothing that could be gone on from */
-    stage_pass(p, run, e);
+    pipeline_stage_pass(p, run, e);
 }
 
 static void have_slot(struct run *run, uint32_t stage, const struct frame_have *have)
@@ -556,7 +556,7 @@ static bool build_step(struct pipeline *p, struct run *run)
     if (h->n_segments > 0)
         stage_compute(p, run, e);
     else
-        stage_pass(p, run, e);
+        pipeline_stage_pass(p, run, e);
     return true;
 }
 

@@ -299,7 +299,7 @@ enum err stage_on_failed(struct pipeline *p, uint32_t instance, uint64_t step, e
 /* Executes queued steps until one computes. */
 void stage_pump(struct pipeline *p, struct run *run);
 /* Passes a step without rows on (or, at the tail, gives credit for it). */
-void stage_pass(struct pipeline *p, struct run *run, struct ring_entry *e);
+void pipeline_stage_pass(struct pipeline *p, struct run *run, struct ring_entry *e);
 /* Hands an entry whose slots are known to the shell. */
 void stage_compute(struct pipeline *p, struct run *run, struct ring_entry *e);
 void stage_timers(struct pipeline *p, struct run *run);

@@ -285,7 +285,7 @@ static void pass_on(struct pipeline *p, struct run *run, struct ring_entry *e, c
         forward(p, run, e, rows);
 }
 
-void stage_pass(struct pipeline *p, struct run *run, struct ring_entry *e)
+void pipeline_stage_pass(struct pipeline *p, struct run *run, struct ring_entry *e)
 {
     e->state = RING_SPENT;
     pass_on(p, run, e, NULL);
@@ -336,7 +336,7 @@ static void execute(struct pipeline *p, struct run *run, struct ring_entry *e)
         stage_compute(p, run, e);
         return;
     }
-    stage_pass(p, run, e);
+    pipeline_stage_pass(p, run, e);
 }
 
 void stage_pump(struct pipeline *p, struct run *run)
