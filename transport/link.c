@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
+#include <stdatomic.h>
 
 enum err link_send_frame(struct link *l, const struct frame *f, const float *rows,
                          struct buf *scratch)
@@ -94,9 +95,17 @@ static bool wait_collect(struct wait_set *w, struct link_ready *ready)
     return ready->links || ready->room || ready->extra;
 }
 
+/* Asking costs a file that is opened and read, so the answer, which is the machine's and not ours,
+ * is kept. */
 static bool has_cores_to_spare(void)
 {
-    return sysconf(_SC_NPROCESSORS_ONLN) > 1;
+    static _Atomic long n_cores;
+    long n = atomic_load_explicit(&n_cores, memory_order_relaxed);
+    if (n == 0) {
+        n = sysconf(_SC_NPROCESSORS_ONLN);
+        atomic_store_explicit(&n_cores, n < 1 ? 1 : n, memory_order_relaxed);
+    }
+    return n > 1;
 }
 
 enum err link_wait(struct link *const links[], unsigned n, int extra_fd, uint64_t timeout_us,

@@ -203,7 +203,7 @@ static void test_no_network_sockets(void **state)
     assert_int_equal(mailbox_send(s, 1, "x", 1), ERR_OK);
     int n_seen = 0;
     for (int fd = 0; fd < 1024; fd++) {
-        struct sockaddr_storage a;
+        struct sockaddr_storage a = {0};
         socklen_t n = sizeof a;
         if (fcntl(fd, F_GETFD) < 0)
             continue;
