@@ -33,7 +33,7 @@ void control_update_deinit(struct control_update *u)
 }
 
 /* NULL when the update is full or memory is short: then c->failed says so. */
-struct control_effect *effect(struct control *c, enum control_effect_kind kind)
+struct control_effect *control_effect(struct control *c, enum control_effect_kind kind)
 {
     struct control_update *u = c->update;
     if (u->n_effects == u->cap_effects) {
@@ -53,9 +53,9 @@ struct control_effect *effect(struct control *c, enum control_effect_kind kind)
     return e;
 }
 
-void effect_plan(struct control *c, enum control_effect_kind kind, const struct local *l)
+void control_effect_plan(struct control *c, enum control_effect_kind kind, const struct local *l)
 {
-    struct control_effect *e = effect(c, kind);
+    struct control_effect *e = control_effect(c, kind);
     if (!e)
         return;
     e->plan = l->plan;
@@ -63,9 +63,9 @@ void effect_plan(struct control *c, enum control_effect_kind kind, const struct 
     e->stage = l->stage;
 }
 
-void note(struct control *c, const char *format, ...)
+void control_note(struct control *c, const char *format, ...)
 {
-    struct control_effect *e = effect(c, CONTROL_NOTE);
+    struct control_effect *e = control_effect(c, CONTROL_NOTE);
     if (!e)
         return;
     va_list args;
@@ -74,7 +74,7 @@ void note(struct control *c, const char *format, ...)
     va_end(args);
 }
 
-int view_index(const struct control *c, const struct node_id *id)
+int control_view_index(const struct control *c, const struct node_id *id)
 {
     for (uint32_t i = 0; i < c->view.topology.n_nodes; i++)
         if (node_id_eq(&c->view.topology.nodes[i].id, id))
@@ -82,19 +82,25 @@ int view_index(const struct control *c, const struct node_id *id)
     return -1;
 }
 
+bool control_counts(const struct control *c, const struct node_id *id)
+{
+    int at = control_view_index(c, id);
+    return at >= 0 && c->view.topology.nodes[at].eligible;
+}
+
 bool control_is_self(const struct control *c, const struct node_id *id)
 {
     return node_id_eq(id, &c->options.self);
 }
 
-bool reachable(const struct control *c, const struct node_id *id)
+bool control_reachable(const struct control *c, const struct node_id *id)
 {
-    int at = view_index(c, id);
+    int at = control_view_index(c, id);
     return control_is_self(c, id) || (at >= 0 && c->view.peers[at].reachable);
 }
 
-const struct model_shape *shape_find(const struct control *c, const struct hash256 *model,
-                                     uint8_t precision)
+const struct model_shape *control_shape_find(const struct control *c, const struct hash256 *model,
+                                             uint8_t precision)
 {
     for (uint32_t i = 0; i < c->n_shapes; i++)
         if (c->shapes[i]->precision == precision && hash256_eq(&c->shapes[i]->shape.model, model))
@@ -110,7 +116,7 @@ enum err control_new(const struct control_options *options, const void *persiste
         return ERR_NO_MEMORY;
     c->options = *options;
     rng_seed(&c->rng, options->seed);
-    enum err e = persisted ? persist_read(c, persisted, n_persisted) : ERR_OK;
+    enum err e = persisted ? control_persist_read(c, persisted, n_persisted) : ERR_OK;
     if (e != ERR_OK) {
         control_free(c);
         return e;
@@ -123,7 +129,7 @@ void control_free(struct control *c)
 {
     if (!c)
         return;
-    loop_clear(c);
+    control_loop_clear(c);
     for (uint32_t i = 0; i < c->n_shapes; i++)
         free(c->shapes[i]);
     free(c);
@@ -132,16 +138,46 @@ void control_free(struct control *c)
 /* A member that we did not reach before: it gets our map, and the planner's word. */
 static void greet(struct control *c, const struct node_id *id)
 {
-    if (control_is_self(c, id) || !reachable(c, id))
+    if (control_is_self(c, id) || !control_reachable(c, id))
         return;
     if (c->n_wanted > 0)
-        wanted_send(c, id, true);
+        control_wanted_send(c, id, true);
     if (c->role == ROLE_PLAN) {
-        const struct member *m = member_of(c, id);
-        send_heartbeat(c, id, !m || !m->heard, false);
+        const struct member *m = control_member_of(c, id);
+        control_send_heartbeat(c, id, !m || !m->heard, false);
     } else if (node_id_eq(id, &c->planner_id)) {
         c->report_due = true;
     }
+}
+
+static bool far(double a, double b, double share)
+{
+    double gap = a > b ? a - b : b - a;
+    return !(gap <= share * (a > b ? a : b)); /* also true for what is no number */
+}
+
+/* Measurements always move a little; only what could change a decision counts. */
+static bool topology_differs(const struct topology *a, const struct topology *b)
+{
+    if (a->n_nodes != b->n_nodes)
+        return true;
+    for (uint32_t i = 0; i < a->n_nodes; i++) {
+        const struct topology_node *x = &a->nodes[i], *y = &b->nodes[i];
+        if (!node_id_eq(&x->id, &y->id) || x->boot_id != y->boot_id || x->eligible != y->eligible ||
+            x->arithmetic_version != y->arithmetic_version || x->backend != y->backend ||
+            far((double)x->budget_bytes, (double)y->budget_bytes, 0.005) ||
+            far(x->stream_bytes_per_s, y->stream_bytes_per_s, 0.05) ||
+            far(x->macs_per_s, y->macs_per_s, 0.05))
+            return true;
+        for (uint32_t k = 0; k < a->n_nodes; k++) {
+            const struct topology_edge *e = &a->edges[i][k], *f = &b->edges[i][k];
+            bool latency = far(e->latency_us, f->latency_us, 0.3) &&
+                           (e->latency_us > 200 || f->latency_us > 200);
+            if (e->up != f->up || latency || far(e->bytes_per_s, f->bytes_per_s, 0.3))
+                return true;
+        }
+    }
+    return false;
 }
 
 static enum err view_in(struct control *c, const struct control_view *v)
@@ -150,19 +186,19 @@ static enum err view_in(struct control *c, const struct control_view *v)
         return ERR_INVALID;
     bool greeted[NODES_MAX] = {false}, reach_changed = false;
     for (uint32_t i = 0; i < v->topology.n_nodes; i++) {
-        int before = view_index(c, &v->topology.nodes[i].id);
+        int before = control_view_index(c, &v->topology.nodes[i].id);
         greeted[i] = before >= 0 && c->view.peers[before].reachable &&
                      c->view.topology.nodes[before].boot_id == v->topology.nodes[i].boot_id;
         reach_changed |= greeted[i] != v->peers[i].reachable;
     }
-    bool changed = memcmp(&c->view, v, sizeof *v) != 0;
     c->view = *v;
     c->has_view = true;
-    if (!changed)
-        return ERR_OK;
-    view_changed(c);
+    if (reach_changed || topology_differs(&c->weighed, &v->topology)) {
+        c->weighed = v->topology;
+        control_view_changed(c);
+    }
     if (reach_changed)
-        elect_reach_changed(c);
+        control_elect_reach_changed(c);
     for (uint32_t i = 0; i < c->view.topology.n_nodes; i++)
         if (!greeted[i])
             greet(c, &c->view.topology.nodes[i].id);
@@ -179,7 +215,7 @@ static enum err model_in(struct control *c, const struct model_shape *shape, uin
         at++;
     if (at == SHAPES_MAX) { /* one that is not wanted makes way */
         for (at = 0; at < c->n_shapes; at++) {
-            const struct wanted *w = wanted_find(c, &c->shapes[at]->shape.model);
+            const struct wanted *w = control_wanted_find(c, &c->shapes[at]->shape.model);
             if (!w || !w->wanted)
                 break;
         }
@@ -202,12 +238,12 @@ static void slept(struct control *c)
 {
     if (c->role != ROLE_FOLLOW) {
         c->role = ROLE_FOLLOW;
-        planner_stop(c);
+        control_planner_stop(c);
     }
-    elect_forget(c);
+    control_elect_forget(c);
     c->next_claim_us = c->now_us + CONTROL_START_US;
-    member_slept(c);
-    note(c, "slept: waiting for the active plans to be confirmed");
+    control_member_slept(c);
+    control_note(c, "slept: waiting for the active plans to be confirmed");
 }
 
 static enum err apply(struct control *c, const struct control_event *e)
@@ -217,7 +253,7 @@ static enum err apply(struct control *c, const struct control_event *e)
     case CONTROL_AWAKE: /* the view says who counts */
         return ERR_OK;
     case CONTROL_MESSAGE:
-        return message_in(c, &e->from, e->bytes, e->n_bytes);
+        return control_message_in(c, &e->from, e->bytes, e->n_bytes);
     case CONTROL_VIEW:
         return view_in(c, e->view);
     case CONTROL_MODEL:
@@ -225,12 +261,12 @@ static enum err apply(struct control *c, const struct control_event *e)
     case CONTROL_WANT:
     case CONTROL_UNWANT:
     case CONTROL_USED:
-        return wanted_event(c, e);
+        return control_wanted_event(c, e);
     case CONTROL_PREPARED:
     case CONTROL_PREPARE_FAILED:
     case CONTROL_COMMITTED:
     case CONTROL_RETIRED:
-        return member_event(c, e);
+        return control_member_event(c, e);
     case CONTROL_SLEPT:
         slept(c);
         return ERR_OK;
@@ -255,8 +291,8 @@ static void flush_report(struct control *c)
         return;
     bool full = c->report_full;
     c->report_due = c->report_full = false;
-    if (c->planner_direct && planner_lives(c))
-        send_report(c, &c->planner_id, full);
+    if (c->planner_direct && control_planner_lives(c))
+        control_send_report(c, &c->planner_id, full);
 }
 
 enum err control_step(struct control *c, const struct control_event *event, uint64_t now_us,
@@ -268,19 +304,19 @@ enum err control_step(struct control *c, const struct control_event *event, uint
     c->update = update;
     c->failed = ERR_OK;
     enum err e = apply(c, event);
-    elect_tick(c);
-    member_tick(c);
+    control_elect_tick(c);
+    control_member_tick(c);
     for (uint32_t round = 0; round < ROUNDS_MAX; round++) {
-        planner_drive(c);
+        control_planner_drive(c);
         flush_report(c);
         if (c->loop_n == 0)
             break;
-        loop_drain(c);
+        control_loop_drain(c);
     }
-    loop_clear(c);
-    member_tick(c); /* leaving may have become possible */
-    tell_planner(c);
-    if (c->persist_due && persist_write(c) != ERR_OK)
+    control_loop_clear(c);
+    control_member_tick(c); /* leaving may have become possible */
+    control_tell_planner(c);
+    if (c->persist_due && control_persist_write(c) != ERR_OK)
         c->failed = ERR_NO_MEMORY;
     c->update = NULL;
     return e != ERR_OK ? e : c->failed;
@@ -288,10 +324,10 @@ enum err control_step(struct control *c, const struct control_event *event, uint
 
 uint64_t control_next_due(const struct control *c)
 {
-    uint64_t due = MIN_OF(elect_due(c), member_due(c));
+    uint64_t due = MIN_OF(control_elect_due(c), control_member_due(c));
     if (c->role == ROLE_PLAN) {
         due = MIN_OF(due, c->heartbeat_us);
-        if (planner_busy(c))
+        if (control_planner_busy(c))
             due = MIN_OF(due, c->now_us + BUSY_TICK_US);
     }
     return due;
@@ -299,7 +335,7 @@ uint64_t control_next_due(const struct control *c)
 
 bool control_planner(const struct control *c, struct node_id *ret_id, uint64_t *ret_term)
 {
-    bool lives = planner_lives(c);
+    bool lives = control_planner_lives(c);
     memset(ret_id, 0, sizeof *ret_id);
     if (lives)
         *ret_id = c->planner_id;
@@ -330,7 +366,7 @@ void control_local_at(const struct control *c, uint32_t i, struct control_local 
 
 uint64_t control_reserved_bytes(const struct control *c)
 {
-    return reserved_bytes(c);
+    return control_reserved_bytes(c);
 }
 
 const struct plan *control_active(const struct control *c, const struct hash256 *model)

@@ -18,15 +18,15 @@
 enum need { NEED_NONE, NEED_MAY, NEED_SHOULD, NEED_MUST };
 
 /* The record of a wanted model; slots of models that are not wanted any more are taken over. */
-struct instance *instance_of(struct control *c, const struct hash256 *model)
+struct instance *control_instance_of(struct control *c, const struct hash256 *model)
 {
     struct instance *spare = NULL;
     for (uint32_t i = 0; i < c->n_instances; i++) {
         if (hash256_eq(&c->instances[i].model, model))
             return &c->instances[i];
-        struct wanted *w = wanted_find(c, &c->instances[i].model);
-        bool busy = tracked_of(c, &c->instances[i].model, TRACK_NEXT) ||
-                    tracked_of(c, &c->instances[i].model, TRACK_ACTIVE);
+        struct wanted *w = control_wanted_find(c, &c->instances[i].model);
+        bool busy = control_tracked_of(c, &c->instances[i].model, TRACK_NEXT) ||
+                    control_tracked_of(c, &c->instances[i].model, TRACK_ACTIVE);
         if ((!w || !w->wanted) && !busy)
             spare = &c->instances[i];
     }
@@ -40,10 +40,10 @@ struct instance *instance_of(struct control *c, const struct hash256 *model)
     return spare;
 }
 
-double plan_objective(struct control *c, const struct plan *p)
+double control_plan_objective(struct control *c, const struct plan *p)
 {
     struct cost cost;
-    const struct model_shape *shape = shape_find(c, &p->model, p->precision);
+    const struct model_shape *shape = control_shape_find(c, &p->model, p->precision);
     if (!shape || cost_plan(&c->view.topology, shape, p, OBJECTIVE_CHAT, 1, &cost) != ERR_OK ||
         !isfinite(cost.objective_us))
         return INFINITY;
@@ -51,7 +51,7 @@ double plan_objective(struct control *c, const struct plan *p)
 }
 
 /* A change of the view may make another plan better: to be considered after it has settled. */
-void view_changed(struct control *c)
+void control_view_changed(struct control *c)
 {
     c->version++;
     for (uint32_t i = 0; i < c->n_instances; i++)
@@ -76,7 +76,7 @@ static void refusal_add(struct control *c, struct instance *in, const struct nod
     (void)snprintf(r->reason, sizeof r->reason, "%s", reason);
     char who[SHORT_ID_MAX];
     short_of_32(node->bytes, who);
-    note(c, "%s does not take part: %s", who, reason);
+    control_note(c, "%s does not take part: %s", who, reason);
     c->version++;
 }
 
@@ -116,9 +116,9 @@ static void search_topology(struct control *c, const struct instance *in, struct
     *ret = c->view.topology;
     for (uint32_t i = 0; i < ret->n_nodes; i++) {
         struct topology_node *node = &ret->nodes[i];
-        const struct member *m = member_of(c, &node->id);
+        const struct member *m = control_member_of(c, &node->id);
         if (!m || !m->heard || m->leaving || m->boot_id != node->boot_id ||
-            !reachable(c, &node->id) || refused(c, in, node)) {
+            !control_reachable(c, &node->id) || refused(c, in, node)) {
             node->eligible = false;
             continue;
         }
@@ -127,18 +127,24 @@ static void search_topology(struct control *c, const struct instance *in, struct
     }
 }
 
-/* A participant that should not be one any longer, though it still computes. */
-static bool should_move(struct control *c, const struct tracked *t)
+enum moving { MOVING_NOT, MOVING_SOON, MOVING_NOW };
+
+/* Is there a participant that should not be one any longer, though it still computes? One that
+ * leaves moves at once; a suspicion or a squeeze may pass. */
+static enum moving should_move(struct control *c, const struct tracked *t)
 {
+    enum moving moving = MOVING_NOT;
     for (uint32_t i = 0; i < t->plan.n_stages; i++) {
         const struct plan_stage *s = &t->plan.stages[i];
-        const struct member *m = member_of(c, &s->node);
-        int at = view_index(c, &s->node);
-        if (at < 0 || !c->view.topology.nodes[at].eligible || (m && m->leaving) ||
+        const struct member *m = control_member_of(c, &s->node);
+        int at = control_view_index(c, &s->node);
+        if (m && m->leaving)
+            return MOVING_NOW;
+        if (at < 0 || !c->view.topology.nodes[at].eligible ||
             s->memory_bytes > c->view.topology.nodes[at].budget_bytes)
-            return true;
+            moving = MOVING_SOON;
     }
-    return false;
+    return moving;
 }
 
 static bool differs(const struct plan *p, const struct wanted *w)
@@ -157,15 +163,22 @@ static bool may_search(const struct control *c, const struct instance *in)
 static enum need need_of(struct control *c, struct instance *in, const struct wanted *w,
                          struct tracked *active)
 {
-    if (!active || differs(&active->plan, w) || active->broken_us)
+    if (!active || differs(&active->plan, w) || active->lost)
         return may_search(c, in) ? NEED_MUST : NEED_NONE;
-    if (should_move(c, active))
-        return may_search(c, in) ? NEED_SHOULD : NEED_NONE;
-    in->cannot_move = false;
+    enum moving moving = should_move(c, active);
+    if (moving == MOVING_NOT) {
+        in->should_us = 0;
+        in->cannot_move = false;
+    } else {
+        if (in->should_us == 0)
+            in->should_us = c->now_us;
+        bool settled = moving == MOVING_NOW || c->now_us - in->should_us >= CONTROL_SETTLE_US;
+        return settled && may_search(c, in) ? NEED_SHOULD : NEED_NONE;
+    }
     if (in->consider_us == 0 || c->now_us < in->consider_us ||
         (in->changed_us && c->now_us < in->changed_us + CONTROL_REBALANCE_US) ||
         (in->considered_us && c->now_us < in->considered_us + CONSIDER_US) ||
-        c->now_us < in->not_before_us || tracked_of(c, &in->model, TRACK_DRAIN))
+        c->now_us < in->not_before_us || control_tracked_of(c, &in->model, TRACK_DRAIN))
         return NEED_NONE;
     return NEED_MAY;
 }
@@ -186,8 +199,8 @@ static bool same_split(const struct plan *a, const struct plan *b)
 static bool has_room(struct control *c, const struct plan *p)
 {
     for (uint32_t i = 0; i < p->n_stages; i++) {
-        const struct member *m = member_of(c, &p->stages[i].node);
-        int at = view_index(c, &p->stages[i].node);
+        const struct member *m = control_member_of(c, &p->stages[i].node);
+        int at = control_view_index(c, &p->stages[i].node);
         uint64_t need = p->stages[i].memory_bytes;
         if (!m || at < 0)
             return false;
@@ -206,7 +219,7 @@ static void retire_old(struct control *c, const struct hash256 *model)
         if (!hash256_eq(&t->plan.model, model) || t->track == TRACK_NEXT)
             continue;
         if (t->track != TRACK_RETIRE && t->track != TRACK_ABORT)
-            track_as(c, t, TRACK_RETIRE);
+            control_track_as(c, t, TRACK_RETIRE);
     }
 }
 
@@ -222,7 +235,7 @@ static void describe_change(struct control *c, const struct plan *p, const char 
                          s->first_layer, s->first_layer + s->n_layers - 1);
         n += w > 0 ? (size_t)w : 0;
     }
-    note(c, "%s of %.40s (context %u): %.200s", what, p->model_name, p->context, line);
+    control_note(c, "%s of %.40s (context %u): %.200s", what, p->model_name, p->context, line);
 }
 
 static void change_start(struct control *c, struct instance *in, const struct plan *found)
@@ -232,7 +245,7 @@ static void change_start(struct control *c, struct instance *in, const struct pl
     p.epoch.planner = c->options.self;
     p.epoch.sequence = ++c->sequence;
     plan_seal(&p);
-    struct tracked *t = tracked_add(c, &p, TRACK_NEXT);
+    struct tracked *t = control_tracked_add(c, &p, TRACK_NEXT);
     if (!t)
         return;
     t->phase = PHASE_PREPARE;
@@ -271,16 +284,16 @@ static void no_plan(struct control *c, struct instance *in, const struct tracked
         return;
     in->cannot_move = true;
     for (uint32_t i = 0; i < active->plan.n_stages; i++) {
-        const struct member *m = member_of(c, &active->plan.stages[i].node);
+        const struct member *m = control_member_of(c, &active->plan.stages[i].node);
         if (m && m->leaving)
-            send_command(c, &m->id, VERB_CANNOT_MOVE, &active->plan.epoch.hash);
+            control_send_command(c, &m->id, VERB_CANNOT_MOVE, &active->plan.epoch.hash);
     }
 }
 
 static void change_consider(struct control *c, struct instance *in, const struct wanted *w,
                             const struct tracked *active, enum need need)
 {
-    const struct model_shape *shape = shape_find(c, &in->model, w->precision);
+    const struct model_shape *shape = control_shape_find(c, &in->model, w->precision);
     if (!shape) {
         no_plan(c, in, active, "the description of this model has not arrived yet");
         return;
@@ -302,11 +315,12 @@ static void change_consider(struct control *c, struct instance *in, const struct
         in->considered_us = c->now_us;
         if (e != ERR_OK || same_split(&p, &active->plan))
             return;
-        double now_us = plan_objective(c, &active->plan), then_us = plan_objective(c, &p);
+        double now_us = control_plan_objective(c, &active->plan),
+               then_us = control_plan_objective(c, &p);
         if (!(then_us <= now_us * (1 - CONTROL_GAIN)))
             return;
     }
-    if (e != ERR_OK || (active && !plan_broken(c, active) && same_split(&p, &active->plan))) {
+    if (e != ERR_OK || (active && !active->lost && same_split(&p, &active->plan))) {
         no_plan(c, in, active, e == ERR_OK ? "nothing better is possible now" : text.text);
         return;
     }
@@ -316,8 +330,8 @@ static void change_consider(struct control *c, struct instance *in, const struct
 
 static void change_abort(struct control *c, struct instance *in, struct tracked *t, const char *why)
 {
-    note(c, "plan of %.40s given up: %s", t->plan.model_name, why);
-    track_as(c, t, TRACK_ABORT);
+    control_note(c, "plan of %.40s given up: %s", t->plan.model_name, why);
+    control_track_as(c, t, TRACK_ABORT);
     in->n_failures = MIN_OF(in->n_failures + 1, 6u);
     in->not_before_us = c->now_us + ((uint64_t)RESEND_US << in->n_failures);
     in->retry_us = 0;
@@ -329,8 +343,8 @@ static bool change_is_off(struct control *c, const struct tracked *t, const stru
     if (differs(&t->plan, w))
         return true;
     for (uint32_t i = 0; i < t->plan.n_stages; i++) {
-        const struct member *m = member_of(c, &t->plan.stages[i].node);
-        if (!stage_alive(c, t, i) || !m || m->leaving)
+        const struct member *m = control_member_of(c, &t->plan.stages[i].node);
+        if (!control_stage_alive(c, t, i) || !m || m->leaving)
             return true;
     }
     return false;
@@ -345,7 +359,8 @@ static void drive_room(struct control *c, struct instance *in, struct tracked *t
         if (old == t || !hash256_eq(&old->plan.model, &in->model))
             continue;
         for (uint32_t k = 0; k < old->plan.n_stages; k++) {
-            if (!stage_alive(c, old, k) || old->at[k] == EPOCH_NONE || old->at[k] == EPOCH_FAILED)
+            if (!control_stage_alive(c, old, k) || old->at[k] == EPOCH_NONE ||
+                old->at[k] == EPOCH_FAILED)
                 continue;
             pending = true;
             if (late)
@@ -357,7 +372,7 @@ static void drive_room(struct control *c, struct instance *in, struct tracked *t
         change_abort(c, in, t, "memory was not freed in time");
         in->not_before_us = c->now_us;
     } else if (!pending && has_room(c, &t->plan)) {
-        track_as(c, t, TRACK_NEXT);
+        control_track_as(c, t, TRACK_NEXT);
         t->phase = PHASE_PREPARE;
     }
 }
@@ -373,7 +388,7 @@ static bool send_due(struct control *c, struct tracked *t, uint32_t stage)
 static void change_refused(struct control *c, struct instance *in, struct tracked *t)
 {
     const struct plan_stage *s = &t->plan.stages[t->failed_stage];
-    const struct member *m = member_of(c, &s->node);
+    const struct member *m = control_member_of(c, &s->node);
     bool holds_old = false; /* of this model: that can go first */
     for (uint32_t i = 0; m && i < m->n_epochs; i++)
         holds_old |= hash256_eq(&m->epochs[i].model, &in->model) && m->epochs[i].memory_bytes > 0;
@@ -407,20 +422,20 @@ static void drive_prepare(struct control *c, struct instance *in, struct tracked
             return;
         }
         if (send_due(c, t, i))
-            send_prepare(c, &s->node, &t->plan);
+            control_send_prepare(c, &s->node, &t->plan);
     }
     if (all) {
-        track_as(c, t, TRACK_NEXT);
+        control_track_as(c, t, TRACK_NEXT);
         t->phase = PHASE_COMMIT;
     }
 }
 
 static void change_done(struct control *c, struct instance *in, struct tracked *t)
 {
-    struct tracked *old = tracked_of(c, &in->model, TRACK_ACTIVE);
+    struct tracked *old = control_tracked_of(c, &in->model, TRACK_ACTIVE);
     if (old)
-        track_as(c, old, TRACK_DRAIN);
-    track_as(c, t, TRACK_ACTIVE);
+        control_track_as(c, old, TRACK_DRAIN);
+    control_track_as(c, t, TRACK_ACTIVE);
     in->changed_us = c->now_us;
     in->n_failures = 0;
     in->cannot_move = false;
@@ -440,7 +455,7 @@ static void drive_commit(struct control *c, struct instance *in, struct tracked 
             return;
         }
         if (send_due(c, t, i))
-            send_command(c, &t->plan.stages[i].node, VERB_COMMIT, &t->plan.epoch.hash);
+            control_send_command(c, &t->plan.stages[i].node, VERB_COMMIT, &t->plan.epoch.hash);
     }
     if (all)
         change_done(c, in, t);
@@ -448,41 +463,59 @@ static void drive_commit(struct control *c, struct instance *in, struct tracked 
         change_abort(c, in, t, "not all participants committed in time");
 }
 
+/* A broken session alone may be redialled in a moment, and says nothing about the data links; all
+ * other reasons for a plan to be broken are final. */
+static bool only_a_flap(struct control *c, const struct tracked *t)
+{
+    for (uint32_t i = 0; i < t->plan.n_stages; i++) {
+        const struct plan_stage *s = &t->plan.stages[i];
+        int at = control_view_index(c, &s->node);
+        bool executes = t->at[i] == EPOCH_COMMITTED || t->at[i] == EPOCH_CURRENT;
+        if (!executes || at < 0 || c->view.topology.nodes[at].boot_id != s->boot_id ||
+            (!control_reachable(c, &s->node) && !control_counts(c, &s->node)))
+            return false;
+    }
+    return true;
+}
+
 /* The active epoch, if any. One that cannot run for long gives its memory back; until then it may
  * come to life again (a link that returns). */
 static struct tracked *watch_active(struct control *c, const struct hash256 *model)
 {
-    struct tracked *active = tracked_of(c, model, TRACK_ACTIVE);
+    struct tracked *active = control_tracked_of(c, model, TRACK_ACTIVE);
     if (!active)
         return NULL;
-    if (!plan_broken(c, active)) {
+    if (!control_plan_broken(c, active)) {
         active->broken_us = 0;
+        active->lost = false;
         return active;
     }
     if (active->broken_us == 0)
         active->broken_us = c->now_us;
-    if (c->now_us - active->broken_us < CONTROL_DRAIN_US)
+    uint64_t broken_for_us = c->now_us - active->broken_us;
+    active->lost = broken_for_us >= FLAP_US || !only_a_flap(c, active);
+    if (broken_for_us < CONTROL_DRAIN_US)
         return active;
-    track_as(c, active, TRACK_RETIRE);
+    control_track_as(c, active, TRACK_RETIRE);
     return NULL;
 }
 
 /* Not wanted any more: what runs drains, what was to come is aborted. */
-void instance_end(struct control *c, const struct hash256 *model)
+void control_instance_end(struct control *c, const struct hash256 *model)
 {
-    struct tracked *active = tracked_of(c, model, TRACK_ACTIVE);
-    struct tracked *next = tracked_of(c, model, TRACK_NEXT);
+    struct tracked *active = control_tracked_of(c, model, TRACK_ACTIVE);
+    struct tracked *next = control_tracked_of(c, model, TRACK_NEXT);
     if (active)
-        track_as(c, active, TRACK_DRAIN);
+        control_track_as(c, active, TRACK_DRAIN);
     if (next)
-        track_as(c, next, TRACK_ABORT);
+        control_track_as(c, next, TRACK_ABORT);
 }
 
-void instance_drive(struct control *c, struct instance *in, const struct wanted *w)
+void control_instance_drive(struct control *c, struct instance *in, const struct wanted *w)
 {
-    struct tracked *next = tracked_of(c, &in->model, TRACK_NEXT);
+    struct tracked *next = control_tracked_of(c, &in->model, TRACK_NEXT);
     if (next && change_is_off(c, next, w)) {
-        track_as(c, next, TRACK_ABORT);
+        control_track_as(c, next, TRACK_ABORT);
         next = NULL;
     }
     struct tracked *active = watch_active(c, &in->model);
@@ -491,7 +524,7 @@ void instance_drive(struct control *c, struct instance *in, const struct wanted 
         if (need == NEED_NONE)
             return;
         change_consider(c, in, w, active, need);
-        next = tracked_of(c, &in->model, TRACK_NEXT);
+        next = control_tracked_of(c, &in->model, TRACK_NEXT);
     }
     if (next && next->phase == PHASE_ROOM)
         drive_room(c, in, next);

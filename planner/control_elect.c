@@ -13,7 +13,7 @@
 
 static const struct node_id NOBODY;
 
-void term_raise(struct control *c, uint64_t term)
+void control_term_raise(struct control *c, uint64_t term)
 {
     if (term <= c->term_seen)
         return;
@@ -30,7 +30,7 @@ static int office_cmp(uint64_t term_a, const struct node_id *a, uint64_t term_b,
     return node_id_cmp(a, b);
 }
 
-bool planner_lives(const struct control *c)
+bool control_planner_lives(const struct control *c)
 {
     if (c->role == ROLE_PLAN)
         return true;
@@ -38,7 +38,9 @@ bool planner_lives(const struct control *c)
         return false;
     uint64_t silent_us = c->now_us - c->planner_heard_us;
     if (c->planner_direct)
-        return silent_us < CONTROL_SILENCE_US && reachable(c, &c->planner_id);
+        return silent_us < CONTROL_SILENCE_US &&
+               (control_reachable(c, &c->planner_id) ||
+                (control_counts(c, &c->planner_id) && silent_us < FLAP_US + CONTROL_HEARTBEAT_US));
     return silent_us < CONTROL_HEARSAY_US;
 }
 
@@ -57,7 +59,7 @@ static bool preferred(const struct control_peer *a, const struct node_id *a_id,
 
 static struct control_peer own_peer(const struct control *c)
 {
-    int at = view_index(c, &c->options.self);
+    int at = control_view_index(c, &c->options.self);
     return at < 0 ? (struct control_peer){0} : c->view.peers[at];
 }
 
@@ -84,7 +86,7 @@ static uint64_t back_off(struct control *c)
     return MIN_OF(us, (uint64_t)CONTROL_RETRY_LIMIT_US);
 }
 
-void elect_forget(struct control *c)
+void control_elect_forget(struct control *c)
 {
     c->planner_id = NOBODY;
     c->planner_term = 0;
@@ -96,14 +98,14 @@ static void claim_stop(struct control *c)
     if (c->role != ROLE_CLAIM)
         return;
     c->role = ROLE_FOLLOW;
-    planner_stop(c);
+    control_planner_stop(c);
     c->next_claim_us = c->now_us + back_off(c);
 }
 
 static void follow(struct control *c, const struct node_id *planner, uint64_t term)
 {
     if (c->role == ROLE_PLAN)
-        planner_resign(c);
+        control_planner_resign(c);
     claim_stop(c);
     if (!node_id_eq(&c->planner_id, planner) || c->planner_term != term || !c->planner_direct)
         c->report_full = true;
@@ -112,45 +114,46 @@ static void follow(struct control *c, const struct node_id *planner, uint64_t te
     c->planner_direct = true;
     c->planner_heard_us = c->now_us;
     c->n_refused = 0;
-    term_raise(c, term);
+    control_term_raise(c, term);
 }
 
-bool authority(struct control *c, const struct node_id *from, uint64_t term)
+bool control_authority(struct control *c, const struct node_id *from, uint64_t term)
 {
     if (control_is_self(c, from))
         return c->role == ROLE_PLAN && term == c->planner_term;
-    if (!reachable(c, from) || term == 0)
+    if (!control_reachable(c, from) || term == 0)
         return false;
     bool same = c->planner_direct && node_id_eq(&c->planner_id, from);
     if (same && term == c->planner_term)
         return true;
     if (term < c->term_seen || (same && term < c->planner_term))
         return false;
-    bool rival = c->role == ROLE_PLAN || (c->planner_direct && !same && planner_lives(c));
+    bool rival = c->role == ROLE_PLAN || (c->planner_direct && !same && control_planner_lives(c));
     if (rival && office_cmp(term, from, c->planner_term, &c->planner_id) < 0)
         return false;
     follow(c, from, term);
     return true;
 }
 
-enum err heartbeat_in(struct control *c, const struct node_id *from,
-                      const Covey__Control__Heartbeat *m)
+enum err control_heartbeat_in(struct control *c, const struct node_id *from,
+                              const Covey__Control__Heartbeat *m)
 {
     bool self = control_is_self(c, from);
     if (m->resigns) {
         if (c->role != ROLE_PLAN && node_id_eq(&c->planner_id, from)) {
-            elect_forget(c);
+            control_elect_forget(c);
             c->next_claim_us = c->now_us + claim_delay(c);
         }
         return ERR_OK;
     }
-    if (!authority(c, from, m->term)) {
-        if (self || !reachable(c, from))
+    if (!control_authority(c, from, m->term)) {
+        if (self || !control_reachable(c, from))
             return ERR_OK;
         if (c->role == ROLE_PLAN)
-            send_heartbeat(c, from, false, false); /* it is lower and will resign */
+            control_send_heartbeat(c, from, false, false); /* it is lower and will resign */
         else
-            send_report(c, from, false); /* it learns why: a higher term, a better planner */
+            control_send_report(c, from,
+                                false); /* it learns why: a higher term, a better planner */
         return ERR_OK;
     }
     c->planner_heard_us = c->contact_us = c->now_us;
@@ -158,17 +161,17 @@ enum err heartbeat_in(struct control *c, const struct node_id *from,
     c->report_full |= m->full;
     if (self)
         return ERR_OK;
-    if (m->wanted_digest != wanted_digest(c))
-        wanted_send(c, from, true);
-    if (m->settled && m->state_digest != state_digest(&c->state))
-        send_sync(c, from);
+    if (m->wanted_digest != control_wanted_digest(c))
+        control_wanted_send(c, from, true);
+    if (m->settled && m->state_digest != control_state_digest(&c->state))
+        control_send_sync(c, from);
     return ERR_OK;
 }
 
-void hearsay(struct control *c, const struct node_id *teller, const struct node_id *planner,
-             uint64_t term, uint64_t age_us)
+void control_hearsay(struct control *c, const struct node_id *teller, const struct node_id *planner,
+                     uint64_t term, uint64_t age_us)
 {
-    bool direct = c->planner_direct && planner_lives(c);
+    bool direct = c->planner_direct && control_planner_lives(c);
     if (c->role == ROLE_PLAN || direct || control_is_self(c, planner) || node_id_is_zero(planner) ||
         age_us > FRESH_US)
         return;
@@ -192,15 +195,15 @@ static void office_take(struct control *c)
     c->planner_heard_us = c->contact_us = c->now_us;
     c->claim_term = 0; /* used: the next office takes a new one */
     c->n_refused = 0;
-    planner_start(c);
+    control_planner_start(c);
 }
 
 static void claim_start(struct control *c)
 {
     if (c->claim_term == 0 || c->claim_term != c->term_seen)
         c->claim_term = c->term_seen + 1;
-    term_raise(c, c->claim_term);
-    planner_stop(c);
+    control_term_raise(c, c->claim_term);
+    control_planner_stop(c);
     c->role = ROLE_CLAIM;
     c->claim_us = c->now_us;
     c->n_waiting = 0;
@@ -218,7 +221,7 @@ static void claim_start(struct control *c)
         if (control_is_self(c, id) || !c->view.peers[i].reachable)
             continue;
         c->waiting[c->n_waiting++] = *id;
-        send_message(c, id, &m);
+        control_send_message(c, id, &m);
     }
     if (c->n_waiting == 0)
         office_take(c);
@@ -229,7 +232,7 @@ static bool claim_agreeable(struct control *c, const struct node_id *from,
                             const Covey__Control__Claim *m)
 {
     if (c->role == ROLE_PLAN ||
-        (planner_lives(c) && c->planner_direct && !node_id_eq(&c->planner_id, from)))
+        (control_planner_lives(c) && c->planner_direct && !node_id_eq(&c->planner_id, from)))
         return false;
     bool promised_it = c->promised_term == m->term && node_id_eq(&c->promised, from);
     if (promised_it && m->term == c->term_seen)
@@ -243,11 +246,11 @@ static bool claim_agreeable(struct control *c, const struct node_id *from,
         (m->term == c->term_seen && !(claiming && m->term == c->claim_term)))
         return false;
     bool bound = c->promised_us != 0 && c->now_us - c->promised_us < PROMISE_US &&
-                 !node_id_eq(&c->promised, from) && reachable(c, &c->promised);
+                 !node_id_eq(&c->promised, from) && control_reachable(c, &c->promised);
     return !bound;
 }
 
-void claim_in(struct control *c, const struct node_id *from, const Covey__Control__Claim *m)
+void control_claim_in(struct control *c, const struct node_id *from, const Covey__Control__Claim *m)
 {
     if (control_is_self(c, from))
         return;
@@ -257,21 +260,21 @@ void claim_in(struct control *c, const struct node_id *from, const Covey__Contro
         c->promised = *from;
         c->promised_term = m->term;
         c->promised_us = c->now_us;
-        term_raise(c, m->term);
+        control_term_raise(c, m->term);
         /* It will plan in a moment; do not cross it. */
         c->next_claim_us = MAX_OF(c->next_claim_us, c->now_us + 2 * CONTROL_CLAIM_US);
     }
-    send_claim_answer(c, from, m->term, agree);
+    control_send_claim_answer(c, from, m->term, agree);
 }
 
-enum err claim_answer_in(struct control *c, const struct node_id *from,
-                         const Covey__Control__ClaimAnswer *m)
+enum err control_claim_answer_in(struct control *c, const struct node_id *from,
+                                 const Covey__Control__ClaimAnswer *m)
 {
     if (c->role != ROLE_CLAIM || m->term != c->claim_term)
         return ERR_OK;
     if (m->agree) {
         if (m->report)
-            TRY(report_in(c, from, m->report));
+            TRY(control_report_in(c, from, m->report));
         for (uint32_t i = 0; i < c->n_waiting; i++)
             if (node_id_eq(&c->waiting[i], from)) {
                 c->waiting[i] = c->waiting[--c->n_waiting];
@@ -283,35 +286,36 @@ enum err claim_answer_in(struct control *c, const struct node_id *from,
     }
     claim_stop(c);
     struct node_id planner;
-    if (take_id(&m->planner, &planner)) {
-        hearsay(c, from, &planner, m->planner_term, MIN_OF(m->planner_age_ms, 1u << 30) * 1000);
+    if (control_take_id(&m->planner, &planner)) {
+        control_hearsay(c, from, &planner, m->planner_term,
+                        MIN_OF(m->planner_age_ms, 1u << 30) * 1000);
     } else {
         c->claim_term = 0; /* spent: some may have agreed to it, or to another's of that term */
-        term_raise(c, m->term_seen);
+        control_term_raise(c, m->term_seen);
     }
     return ERR_OK;
 }
 
-void planner_resign(struct control *c)
+void control_planner_resign(struct control *c)
 {
     for (uint32_t i = 0; i < c->view.topology.n_nodes; i++)
         if (!control_is_self(c, &c->view.topology.nodes[i].id))
-            send_heartbeat(c, &c->view.topology.nodes[i].id, false, true);
+            control_send_heartbeat(c, &c->view.topology.nodes[i].id, false, true);
     c->role = ROLE_FOLLOW;
-    elect_forget(c);
-    planner_stop(c);
+    control_elect_forget(c);
+    control_planner_stop(c);
     c->next_claim_us = c->now_us + back_off(c);
 }
 
 /* Somebody has seen a higher term, of a claim that failed or a planner that is gone. */
-void planner_retake(struct control *c, uint64_t above)
+void control_planner_retake(struct control *c, uint64_t above)
 {
     c->planner_term = MAX_OF(c->term_seen, above) + 1;
-    term_raise(c, c->planner_term);
+    control_term_raise(c, c->planner_term);
     c->heartbeat_us = c->now_us;
 }
 
-void elect_tick(struct control *c)
+void control_elect_tick(struct control *c)
 {
     if (c->role == ROLE_PLAN || !c->has_view)
         return;
@@ -320,15 +324,15 @@ void elect_tick(struct control *c)
             office_take(c);
         return;
     }
-    if (planner_lives(c)) {
+    if (control_planner_lives(c)) {
         if (!c->planner_direct && c->now_us >= c->asked_us + CONTROL_HEARTBEAT_US) {
             c->asked_us = c->now_us;
-            send_sync(c, &c->teller);
+            control_send_sync(c, &c->teller);
         }
         return;
     }
     if (!node_id_is_zero(&c->planner_id)) {
-        elect_forget(c);
+        control_elect_forget(c);
         c->next_claim_us = MAX_OF(c->next_claim_us, c->now_us + claim_delay(c));
     }
     if (!c->leaving && c->now_us >= c->next_claim_us &&
@@ -337,40 +341,42 @@ void elect_tick(struct control *c)
 }
 
 /* Other members are within reach now: earlier refusals say nothing about the next claim. */
-void elect_reach_changed(struct control *c)
+void control_elect_reach_changed(struct control *c)
 {
     if (c->n_refused <= 1)
         return;
     c->n_refused = 0;
-    if (c->role == ROLE_FOLLOW && !planner_lives(c))
+    if (c->role == ROLE_FOLLOW && !control_planner_lives(c))
         c->next_claim_us = MIN_OF(c->next_claim_us, c->now_us + back_off(c) + claim_delay(c));
 }
 
-void tell_planner(struct control *c)
+void control_tell_planner(struct control *c)
 {
-    bool lives = planner_lives(c);
+    bool lives = control_planner_lives(c);
     struct node_id id = lives ? c->planner_id : NOBODY;
     uint64_t term = lives ? c->planner_term : 0;
     if (node_id_eq(&id, &c->told_planner) && term == c->told_term)
         return;
     c->told_planner = id;
     c->told_term = term;
-    struct control_effect *e = effect(c, CONTROL_PLANNER);
+    struct control_effect *e = control_effect(c, CONTROL_PLANNER);
     if (!e)
         return;
     e->node = id;
     e->term = term;
 }
 
-uint64_t elect_due(const struct control *c)
+uint64_t control_elect_due(const struct control *c)
 {
     if (c->role == ROLE_PLAN || !c->has_view)
         return UINT64_MAX;
     if (c->role == ROLE_CLAIM)
         return c->claim_us + CONTROL_CLAIM_US;
-    if (planner_lives(c)) {
+    if (control_planner_lives(c)) {
         if (c->planner_direct)
-            return c->planner_heard_us + CONTROL_SILENCE_US;
+            return c->planner_heard_us + (control_reachable(c, &c->planner_id)
+                                              ? (uint64_t)CONTROL_SILENCE_US
+                                              : FLAP_US + CONTROL_HEARTBEAT_US);
         return MIN_OF(c->planner_heard_us + CONTROL_HEARSAY_US, c->asked_us + CONTROL_HEARTBEAT_US);
     }
     if (c->leaving)

@@ -42,7 +42,7 @@ static bool executes(const struct local *l)
     return l->state == EPOCH_COMMITTED || l->state == EPOCH_CURRENT || l->state == EPOCH_DRAINING;
 }
 
-uint64_t reserved_bytes(const struct control *c)
+uint64_t control_reserved_bytes(const struct control *c)
 {
     uint64_t sum = 0;
     for (uint32_t i = 0; i < c->n_locals; i++)
@@ -60,7 +60,7 @@ static void local_end(struct control *c, struct local *l)
     }
     if (l->state == EPOCH_GOING)
         return;
-    effect_plan(c, executes(l) ? CONTROL_RETIRE : CONTROL_ABORT, l);
+    control_effect_plan(c, executes(l) ? CONTROL_RETIRE : CONTROL_ABORT, l);
     local_set(c, l, EPOCH_GOING);
 }
 
@@ -79,7 +79,7 @@ static void local_drain(struct control *c, struct local *l)
             hash256_eq(&other->plan.model, &l->plan.model))
             local_end(c, other);
     }
-    effect_plan(c, CONTROL_DRAIN, l);
+    control_effect_plan(c, CONTROL_DRAIN, l);
     local_set(c, l, EPOCH_DRAINING);
 }
 
@@ -122,9 +122,9 @@ static enum err suitable(const struct control *c, const struct plan *p, char rea
         (void)snprintf(reason, REASON_MAX, "this node is leaving");
         return ERR_CLOSED;
     }
-    int at = view_index(c, &c->options.self);
+    int at = control_view_index(c, &c->options.self);
     uint64_t limit = at < 0 ? 0 : c->view.topology.nodes[at].budget_bytes;
-    uint64_t used = reserved_bytes(c), need = p->stages[stage].memory_bytes;
+    uint64_t used = control_reserved_bytes(c), need = p->stages[stage].memory_bytes;
     if (need > limit || used > limit - need) {
         (void)snprintf(reason, REASON_MAX, "needs %llu MiB, %llu of %llu MiB are reserved",
                        (unsigned long long)(need >> 20), (unsigned long long)(used >> 20),
@@ -149,7 +149,8 @@ static void abort_older(struct control *c, const struct plan *p)
     }
 }
 
-enum err prepare_in(struct control *c, const struct node_id *from, const Covey__Control__Prepare *m)
+enum err control_prepare_in(struct control *c, const struct node_id *from,
+                            const Covey__Control__Prepare *m)
 {
     struct plan p;
     if (!m->plan)
@@ -157,7 +158,7 @@ enum err prepare_in(struct control *c, const struct node_id *from, const Covey__
     enum err e = plan_from_message(m->plan, &p);
     if (e != ERR_OK && e != ERR_UNSUPPORTED)
         return e;
-    if (!authority(c, from, m->term))
+    if (!control_authority(c, from, m->term))
         return ERR_OK;
     c->report_due = true;
     if (e == ERR_UNSUPPORTED) /* the planner sees no such epoch in our reports, and gives up */
@@ -179,7 +180,7 @@ enum err prepare_in(struct control *c, const struct node_id *from, const Covey__
     l->plan = p;
     l->stage = (uint32_t)plan_stage_of(&p, &c->options.self);
     local_set(c, l, EPOCH_PREPARING);
-    effect_plan(c, CONTROL_PREPARE, l);
+    control_effect_plan(c, CONTROL_PREPARE, l);
     return ERR_OK;
 }
 
@@ -209,15 +210,16 @@ static void commit(struct control *c, struct local *l)
         return;
     make_way(c, l);
     l->committing = true;
-    effect_plan(c, CONTROL_COMMIT, l);
+    control_effect_plan(c, CONTROL_COMMIT, l);
 }
 
-enum err command_in(struct control *c, const struct node_id *from, const Covey__Control__Command *m)
+enum err control_command_in(struct control *c, const struct node_id *from,
+                            const Covey__Control__Command *m)
 {
     struct hash256 hash;
-    if (!take_hash(&m->hash, &hash))
+    if (!control_take_hash(&m->hash, &hash))
         return ERR_CORRUPT;
-    if (!authority(c, from, m->term))
+    if (!control_authority(c, from, m->term))
         return ERR_OK;
     c->report_due = true; /* an unknown epoch is answered by its absence */
     struct local *l = local_find(c, &hash);
@@ -243,7 +245,7 @@ enum err command_in(struct control *c, const struct node_id *from, const Covey__
     return ERR_OK;
 }
 
-enum err member_event(struct control *c, const struct control_event *e)
+enum err control_member_event(struct control *c, const struct control_event *e)
 {
     struct local *l = local_find(c, &e->epoch);
     if (!l)
@@ -272,26 +274,26 @@ enum err member_event(struct control *c, const struct control_event *e)
 }
 
 /* 2.5: whatever was prepared is dropped, what runs waits until the active plan is confirmed. */
-void member_slept(struct control *c)
+void control_member_slept(struct control *c)
 {
     for (uint32_t i = c->n_locals; i-- > 0;) {
         struct local *l = &c->locals[i];
         if (executes(l) && !l->suspended) {
             l->suspended = true;
-            effect_plan(c, CONTROL_SUSPEND, l);
+            control_effect_plan(c, CONTROL_SUSPEND, l);
         } else if (l->state == EPOCH_PREPARING || l->state == EPOCH_PREPARED) {
             local_end(c, l);
         }
     }
     for (uint32_t i = 0; i < c->state.n_active; i++) {
-        struct control_effect *e = effect(c, CONTROL_INACTIVE);
+        struct control_effect *e = control_effect(c, CONTROL_INACTIVE);
         if (e)
             e->model = c->state.active[i].model;
     }
     c->state.n_active = 0;
 }
 
-uint64_t state_digest(const struct state *s)
+uint64_t control_state_digest(const struct state *s)
 {
     crypto_generichash_state h;
     (void)crypto_generichash_init(&h, NULL, 0, 32);
@@ -343,7 +345,7 @@ static enum err state_decode(const Covey__Control__State *m, struct state *ret)
         struct no_fit *n = &ret->no_fit[ret->n_no_fit++];
         memset(n, 0, sizeof *n);
         size_t len = strlen(m->no_fit[i]->sentence);
-        if (!take_hash(&m->no_fit[i]->model, &n->model))
+        if (!control_take_hash(&m->no_fit[i]->model, &n->model))
             return ERR_CORRUPT;
         memcpy(n->sentence, m->no_fit[i]->sentence, MIN_OF(len, sizeof n->sentence - 1));
     }
@@ -366,7 +368,7 @@ static void make_current(struct control *c, const struct plan *active)
         local_set(c, l, EPOCH_CURRENT);
     if (l->suspended && executes(l)) {
         l->suspended = false;
-        effect_plan(c, CONTROL_RESUME, l);
+        control_effect_plan(c, CONTROL_RESUME, l);
     }
 }
 
@@ -377,7 +379,7 @@ static void state_tell(struct control *c, const struct state *next)
         const struct plan *p = &next->active[i], *old = active_in(&c->state, &p->model);
         if (old && epoch_eq(&old->epoch, &p->epoch))
             continue;
-        struct control_effect *e = effect(c, CONTROL_ACTIVE);
+        struct control_effect *e = control_effect(c, CONTROL_ACTIVE);
         if (!e)
             return;
         e->plan = *p;
@@ -387,7 +389,7 @@ static void state_tell(struct control *c, const struct state *next)
     }
     for (uint32_t i = 0; i < c->state.n_active; i++)
         if (!active_in(next, &c->state.active[i].model)) {
-            struct control_effect *e = effect(c, CONTROL_INACTIVE);
+            struct control_effect *e = control_effect(c, CONTROL_INACTIVE);
             if (!e)
                 return;
             e->model = c->state.active[i].model;
@@ -398,7 +400,7 @@ static void state_tell(struct control *c, const struct state *next)
             const struct no_fit *a = &from->no_fit[i], *b = no_fit_in(other, &a->model);
             if (b && (k || strcmp(a->sentence, b->sentence) == 0))
                 continue;
-            struct control_effect *e = effect(c, CONTROL_NO_FIT);
+            struct control_effect *e = control_effect(c, CONTROL_NO_FIT);
             if (!e)
                 return;
             e->model = a->model;
@@ -408,18 +410,19 @@ static void state_tell(struct control *c, const struct state *next)
     }
 }
 
-enum err state_in(struct control *c, const struct node_id *from, const Covey__Control__State *m)
+enum err control_state_in(struct control *c, const struct node_id *from,
+                          const Covey__Control__State *m)
 {
     struct node_id planner;
-    if (!take_id(&m->planner, &planner))
+    if (!control_take_id(&m->planner, &planner))
         return ERR_CORRUPT;
     if (node_id_eq(&planner, from)) {
-        if (!authority(c, from, m->term))
+        if (!control_authority(c, from, m->term))
             return ERR_OK;
     } else {
-        hearsay(c, from, &planner, m->term, MIN_OF(m->age_ms, UINT64_C(1) << 30) * 1000);
-        if (c->planner_direct || !planner_lives(c) || !node_id_eq(&c->planner_id, &planner) ||
-            c->planner_term != m->term)
+        control_hearsay(c, from, &planner, m->term, MIN_OF(m->age_ms, UINT64_C(1) << 30) * 1000);
+        if (c->planner_direct || !control_planner_lives(c) ||
+            !node_id_eq(&c->planner_id, &planner) || c->planner_term != m->term)
             return ERR_OK;
     }
     struct state *next = malloc(sizeof *next);
@@ -474,15 +477,15 @@ static void leave_tick(struct control *c)
     bool waits = false;
     for (uint32_t i = 0; i < c->n_locals; i++)
         waits |= c->locals[i].state != EPOCH_FAILED && !c->locals[i].cannot_move;
-    if (waits && planner_lives(c) && c->now_us < c->leave_due_us)
+    if (waits && control_planner_lives(c) && c->now_us < c->leave_due_us)
         return;
     c->left = true;
     if (c->role == ROLE_PLAN)
-        planner_resign(c);
-    (void)effect(c, CONTROL_LEFT);
+        control_planner_resign(c);
+    (void)control_effect(c, CONTROL_LEFT);
 }
 
-void member_tick(struct control *c)
+void control_member_tick(struct control *c)
 {
     if (c->role == ROLE_PLAN)
         c->contact_us = c->now_us;
@@ -492,7 +495,7 @@ void member_tick(struct control *c)
     leave_tick(c);
 }
 
-uint64_t member_due(const struct control *c)
+uint64_t control_member_due(const struct control *c)
 {
     uint64_t due = UINT64_MAX;
     for (uint32_t i = 0; i < c->n_locals; i++)

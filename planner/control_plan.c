@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-struct member *member_of(struct control *c, const struct node_id *id)
+struct member *control_member_of(struct control *c, const struct node_id *id)
 {
     for (uint32_t i = 0; i < c->n_members; i++)
         if (node_id_eq(&c->members[i].id, id))
@@ -17,7 +17,7 @@ struct member *member_of(struct control *c, const struct node_id *id)
     return NULL;
 }
 
-struct tracked *tracked_of(struct control *c, const struct hash256 *model, enum track track)
+struct tracked *control_tracked_of(struct control *c, const struct hash256 *model, enum track track)
 {
     for (uint32_t i = 0; i < c->n_tracked; i++)
         if (c->tracked[i].track == track && hash256_eq(&c->tracked[i].plan.model, model))
@@ -33,7 +33,7 @@ static struct tracked *tracked_find(struct control *c, const struct hash256 *has
     return NULL;
 }
 
-struct tracked *tracked_add(struct control *c, const struct plan *p, enum track track)
+struct tracked *control_tracked_add(struct control *c, const struct plan *p, enum track track)
 {
     if (c->n_tracked == TRACKED_MAX)
         return NULL;
@@ -41,11 +41,11 @@ struct tracked *tracked_add(struct control *c, const struct plan *p, enum track 
     memset(t, 0, sizeof *t);
     t->plan = *p;
     memset(t->at, AT_UNKNOWN, sizeof t->at);
-    track_as(c, t, track);
+    control_track_as(c, t, track);
     return t;
 }
 
-void track_as(struct control *c, struct tracked *t, enum track track)
+void control_track_as(struct control *c, struct tracked *t, enum track track)
 {
     t->track = track;
     t->since_us = c->now_us;
@@ -53,13 +53,13 @@ void track_as(struct control *c, struct tracked *t, enum track track)
     c->version++;
 }
 
-void planner_stop(struct control *c)
+void control_planner_stop(struct control *c)
 {
     c->n_tracked = c->n_members = c->n_instances = 0;
     c->settled = false;
 }
 
-void planner_start(struct control *c)
+void control_planner_start(struct control *c)
 {
     c->settled = false;
     c->adopt_us = c->now_us + ADOPT_US;
@@ -79,7 +79,7 @@ static void report_epoch_in(struct control *c, struct member *m, const struct ha
     if (!t && e->plan) {
         struct plan p;
         if (plan_from_message(e->plan, &p) == ERR_OK && hash256_eq(&p.epoch.hash, hash))
-            t = tracked_add(c, &p, TRACK_FOUND);
+            t = control_tracked_add(c, &p, TRACK_FOUND);
     }
     if (!t) {
         m->want_full |= e->state != EPOCH_FAILED;
@@ -118,7 +118,7 @@ static struct member *member_slot(struct control *c)
     if (c->n_members < NODES_MAX)
         return &c->members[c->n_members++];
     for (uint32_t i = 0; i < NODES_MAX; i++)
-        if (view_index(c, &c->members[i].id) < 0)
+        if (control_view_index(c, &c->members[i].id) < 0)
             return &c->members[i];
     return NULL;
 }
@@ -128,7 +128,7 @@ static enum err report_store(struct control *c, const struct node_id *from,
 {
     if (r->n_epochs > CONTROL_LOCAL_MAX || r->n_used > CONTROL_WANTED_MAX)
         return ERR_CORRUPT;
-    struct member *m = member_of(c, from);
+    struct member *m = control_member_of(c, from);
     if (!m) {
         m = member_slot(c);
         if (!m)
@@ -136,6 +136,9 @@ static enum err report_store(struct control *c, const struct node_id *from,
         memset(m, 0, sizeof *m);
         m->id = *from;
     }
+    if (m->heard && m->boot_id == r->boot_id && r->serial <= m->serial)
+        return ERR_OK; /* overtaken */
+    m->serial = r->serial;
     if (!m->heard || m->boot_id != r->boot_id || m->leaving != r->leaving ||
         m->reserved_bytes != r->reserved_bytes)
         c->version++;
@@ -147,9 +150,9 @@ static enum err report_store(struct control *c, const struct node_id *from,
     m->want_full = false;
     for (size_t i = 0; i < r->n_epochs; i++) {
         struct report_epoch *e = &m->epochs[m->n_epochs];
-        if (!take_hash(&r->epochs[i]->hash, &e->hash) ||
-            !take_hash(&r->epochs[i]->model, &e->model) || r->epochs[i]->state < EPOCH_PREPARING ||
-            r->epochs[i]->state > EPOCH_FAILED)
+        if (!control_take_hash(&r->epochs[i]->hash, &e->hash) ||
+            !control_take_hash(&r->epochs[i]->model, &e->model) ||
+            r->epochs[i]->state < EPOCH_PREPARING || r->epochs[i]->state > EPOCH_FAILED)
             return ERR_CORRUPT;
         e->memory_bytes = r->epochs[i]->memory_bytes;
         m->n_epochs++;
@@ -158,9 +161,9 @@ static enum err report_store(struct control *c, const struct node_id *from,
     report_absent(c, m);
     for (size_t i = 0; i < r->n_used; i++) {
         struct hash256 model;
-        if (!take_hash(&r->used[i]->model, &model))
+        if (!control_take_hash(&r->used[i]->model, &model))
             return ERR_CORRUPT;
-        struct wanted *w = wanted_find(c, &model);
+        struct wanted *w = control_wanted_find(c, &model);
         uint64_t age_us = MIN_OF(r->used[i]->age_ms, UINT64_C(1) << 40) * 1000;
         if (w && age_us < c->now_us)
             w->used_us = MAX_OF(w->used_us, c->now_us - age_us);
@@ -168,45 +171,47 @@ static enum err report_store(struct control *c, const struct node_id *from,
     return ERR_OK;
 }
 
-enum err report_in(struct control *c, const struct node_id *from, const Covey__Control__Report *r)
+enum err control_report_in(struct control *c, const struct node_id *from,
+                           const Covey__Control__Report *r)
 {
     if (c->role == ROLE_CLAIM)
         return report_store(c, from, r);
     if (c->role != ROLE_PLAN)
         return ERR_OK;
     struct node_id follows;
-    bool other = take_id(&r->planner, &follows) && !control_is_self(c, &follows);
+    bool other = control_take_id(&r->planner, &follows) && !control_is_self(c, &follows);
     if (other &&
         (r->planner_term > c->planner_term ||
          (r->planner_term == c->planner_term && node_id_cmp(&follows, &c->planner_id) > 0))) {
         /* Through this member we meet a planner that goes before us. */
-        planner_resign(c);
-        hearsay(c, from, &follows, r->planner_term, 0);
+        control_planner_resign(c);
+        control_hearsay(c, from, &follows, r->planner_term, 0);
         return ERR_OK;
     }
     if (r->term_seen > c->planner_term)
-        planner_retake(c, r->term_seen);
+        control_planner_retake(c, r->term_seen);
     return report_store(c, from, r);
 }
 
-bool stage_alive(struct control *c, const struct tracked *t, uint32_t stage)
+bool control_stage_alive(struct control *c, const struct tracked *t, uint32_t stage)
 {
     const struct plan_stage *s = &t->plan.stages[stage];
-    int at = view_index(c, &s->node);
-    return at >= 0 && reachable(c, &s->node) && c->view.topology.nodes[at].boot_id == s->boot_id;
+    int at = control_view_index(c, &s->node);
+    return at >= 0 && control_reachable(c, &s->node) &&
+           c->view.topology.nodes[at].boot_id == s->boot_id;
 }
 
-bool plan_broken(struct control *c, const struct tracked *t)
+bool control_plan_broken(struct control *c, const struct tracked *t)
 {
     uint32_t n = t->plan.n_stages;
     for (uint32_t i = 0; i < n; i++) {
         bool executes = t->at[i] == EPOCH_COMMITTED || t->at[i] == EPOCH_CURRENT;
-        if (!executes || !stage_alive(c, t, i))
+        if (!executes || !control_stage_alive(c, t, i))
             return true;
     }
     for (uint32_t i = 0; i < n && n > 1; i++) {
-        int a = view_index(c, &t->plan.stages[i].node);
-        int b = view_index(c, &t->plan.stages[(i + 1) % n].node);
+        int a = control_view_index(c, &t->plan.stages[i].node);
+        int b = control_view_index(c, &t->plan.stages[(i + 1) % n].node);
         if (a < 0 || b < 0 || !cost_edge_usable(&c->view.topology, (uint32_t)a, (uint32_t)b))
             return true;
     }
@@ -216,23 +221,24 @@ bool plan_broken(struct control *c, const struct tracked *t)
 /* Of two running epochs of one instance the faster stays, the other drains (3.13). */
 static void judge_running(struct control *c, struct tracked *found)
 {
-    struct tracked *active = tracked_of(c, &found->plan.model, TRACK_ACTIVE);
-    struct tracked *next = tracked_of(c, &found->plan.model, TRACK_NEXT);
-    if (next && !plan_broken(c, found))
-        track_as(c, next, TRACK_ABORT); /* not needed after all */
+    struct tracked *active = control_tracked_of(c, &found->plan.model, TRACK_ACTIVE);
+    struct tracked *next = control_tracked_of(c, &found->plan.model, TRACK_NEXT);
+    if (next && !control_plan_broken(c, found))
+        control_track_as(c, next, TRACK_ABORT); /* not needed after all */
     if (!active) {
-        track_as(c, found, TRACK_ACTIVE);
+        control_track_as(c, found, TRACK_ACTIVE);
         return;
     }
-    bool old_broken = plan_broken(c, active), new_broken = plan_broken(c, found);
-    double old_us = plan_objective(c, &active->plan), new_us = plan_objective(c, &found->plan);
+    bool old_broken = control_plan_broken(c, active), new_broken = control_plan_broken(c, found);
+    double old_us = control_plan_objective(c, &active->plan),
+           new_us = control_plan_objective(c, &found->plan);
     bool better = new_us < old_us ||
                   (!(old_us < new_us) && epoch_cmp(&found->plan.epoch, &active->plan.epoch) > 0);
     if (old_broken != new_broken)
         better = old_broken;
-    track_as(c, better ? active : found, TRACK_DRAIN);
+    control_track_as(c, better ? active : found, TRACK_DRAIN);
     if (better)
-        track_as(c, found, TRACK_ACTIVE);
+        control_track_as(c, found, TRACK_ACTIVE);
 }
 
 /* Rule 3.6 for an epoch that reports have shown. */
@@ -244,26 +250,27 @@ static void judge(struct control *c, struct tracked *t)
         n_executing += at == EPOCH_COMMITTED || at == EPOCH_CURRENT;
         n_prepared += at == EPOCH_PREPARED;
         n_ending += at == EPOCH_DRAINING || at == EPOCH_GOING;
-        n_unknown += at == AT_UNKNOWN && stage_alive(c, t, i);
+        n_unknown += at == AT_UNKNOWN && control_stage_alive(c, t, i);
         n_gone += at == EPOCH_NONE || at == AT_UNKNOWN;
     }
     if (n_unknown > 0 && c->now_us - t->since_us < ADOPT_US)
         return;
-    struct wanted *w = wanted_find(c, &t->plan.model);
+    struct wanted *w = control_wanted_find(c, &t->plan.model);
     bool wanted = w && w->wanted;
     if (!wanted || n_ending > 0) {
-        track_as(c, t, n_executing + n_ending > 0 ? TRACK_DRAIN : TRACK_ABORT);
+        control_track_as(c, t, n_executing + n_ending > 0 ? TRACK_DRAIN : TRACK_ABORT);
     } else if (n_executing == t->plan.n_stages) {
         judge_running(c, t);
     } else if (n_executing + n_prepared == t->plan.n_stages &&
-               !tracked_of(c, &t->plan.model, TRACK_NEXT)) {
-        track_as(c, t, TRACK_NEXT); /* the commit is finished */
+               !control_tracked_of(c, &t->plan.model, TRACK_NEXT)) {
+        control_track_as(c, t, TRACK_NEXT); /* the commit is finished */
         t->phase = PHASE_COMMIT;
     } else if (n_executing > 0 && n_executing + n_gone == t->plan.n_stages &&
-               !tracked_of(c, &t->plan.model, TRACK_ACTIVE)) {
-        track_as(c, t, TRACK_ACTIVE); /* it ran, and has lost participants: to be replaced */
+               !control_tracked_of(c, &t->plan.model, TRACK_ACTIVE)) {
+        control_track_as(c, t,
+                         TRACK_ACTIVE); /* it ran, and has lost participants: to be replaced */
     } else {
-        track_as(c, t, n_executing > 0 ? TRACK_RETIRE : TRACK_ABORT);
+        control_track_as(c, t, n_executing > 0 ? TRACK_RETIRE : TRACK_ABORT);
     }
 }
 
@@ -284,7 +291,7 @@ static void judge_all(struct control *c)
 static bool ending_done(struct control *c, const struct tracked *t)
 {
     for (uint32_t i = 0; i < t->plan.n_stages; i++)
-        if (stage_alive(c, t, i) && t->at[i] != EPOCH_NONE)
+        if (control_stage_alive(c, t, i) && t->at[i] != EPOCH_NONE)
             return false;
     return true;
 }
@@ -293,18 +300,18 @@ static bool ending_done(struct control *c, const struct tracked *t)
 static void drive_ending(struct control *c, struct tracked *t)
 {
     if (t->track == TRACK_DRAIN && c->now_us - t->since_us > CONTROL_DRAIN_US + ADOPT_US)
-        track_as(c, t, TRACK_RETIRE);
+        control_track_as(c, t, TRACK_RETIRE);
     enum verb verb = t->track == TRACK_DRAIN    ? VERB_DRAIN
                      : t->track == TRACK_RETIRE ? VERB_RETIRE
                                                 : VERB_ABORT;
     for (uint32_t i = 0; i < t->plan.n_stages; i++) {
         bool done = t->at[i] == EPOCH_NONE || t->at[i] == EPOCH_GOING ||
                     (verb == VERB_DRAIN && t->at[i] == EPOCH_DRAINING);
-        if (done || !stage_alive(c, t, i) ||
+        if (done || !control_stage_alive(c, t, i) ||
             (t->sent_us[i] && c->now_us - t->sent_us[i] < RESEND_US))
             continue;
         t->sent_us[i] = c->now_us;
-        send_command(c, &t->plan.stages[i].node, verb, &t->plan.epoch.hash);
+        control_send_command(c, &t->plan.stages[i].node, verb, &t->plan.epoch.hash);
     }
 }
 
@@ -330,12 +337,12 @@ static void state_make(struct control *c, struct state *ret)
         const struct wanted *w = &c->wanted[i];
         if (!w->wanted)
             continue;
-        const struct tracked *t = tracked_of(c, &w->model, TRACK_ACTIVE);
-        if (t && !plan_broken(c, t) && ret->n_active < CONTROL_MODELS_MAX) {
+        const struct tracked *t = control_tracked_of(c, &w->model, TRACK_ACTIVE);
+        if (t && !t->lost && ret->n_active < CONTROL_MODELS_MAX) {
             ret->active[ret->n_active++] = t->plan;
             continue;
         }
-        const struct instance *in = instance_of(c, &w->model);
+        const struct instance *in = control_instance_of(c, &w->model);
         if (in && in->sentence[0] && ret->n_no_fit < CONTROL_MODELS_MAX) {
             struct no_fit *n = &ret->no_fit[ret->n_no_fit++];
             n->model = w->model;
@@ -353,13 +360,13 @@ static void state_spread(struct control *c)
         return;
     }
     state_make(c, s);
-    uint64_t digest = state_digest(s);
-    if (digest != c->told_digest || digest != state_digest(&c->state)) {
+    uint64_t digest = control_state_digest(s);
+    if (digest != c->told_digest || digest != control_state_digest(&c->state)) {
         struct state *before = malloc(sizeof *before);
         if (before) {
             *before = c->state;
             c->state = *s; /* only while it is packed */
-            send_state(c, NULL);
+            control_send_state(c, NULL);
             c->state = *before;
             c->told_digest = digest;
             free(before);
@@ -375,8 +382,8 @@ static void heartbeats(struct control *c)
     c->heartbeat_us = c->now_us + CONTROL_HEARTBEAT_US;
     for (uint32_t i = 0; i < c->view.topology.n_nodes; i++) {
         const struct node_id *id = &c->view.topology.nodes[i].id;
-        const struct member *m = member_of(c, id);
-        send_heartbeat(c, id, c->full_due || !m || !m->heard || m->want_full, false);
+        const struct member *m = control_member_of(c, id);
+        control_send_heartbeat(c, id, c->full_due || !m || !m->heard || m->want_full, false);
     }
     c->full_due = false;
 }
@@ -386,15 +393,15 @@ static void settle(struct control *c)
     bool all = true;
     for (uint32_t i = 0; i < c->view.topology.n_nodes; i++) {
         const struct node_id *id = &c->view.topology.nodes[i].id;
-        const struct member *m = member_of(c, id);
-        if (reachable(c, id))
+        const struct member *m = control_member_of(c, id);
+        if (control_reachable(c, id))
             all &= m && m->heard && !m->want_full;
     }
     c->settled = all || c->now_us >= c->adopt_us;
     c->told_digest = 0;
 }
 
-void planner_drive(struct control *c)
+void control_planner_drive(struct control *c)
 {
     if (c->role != ROLE_PLAN)
         return;
@@ -404,24 +411,25 @@ void planner_drive(struct control *c)
     if (!c->settled)
         return;
     judge_all(c);
-    wanted_expire(c);
+    control_wanted_expire(c);
     for (uint32_t i = 0; i < c->n_wanted; i++) {
-        struct instance *in = c->wanted[i].wanted ? instance_of(c, &c->wanted[i].model) : NULL;
+        struct instance *in =
+            c->wanted[i].wanted ? control_instance_of(c, &c->wanted[i].model) : NULL;
         if (!c->wanted[i].wanted)
-            instance_end(c, &c->wanted[i].model);
+            control_instance_end(c, &c->wanted[i].model);
         else if (in)
-            instance_drive(c, in, &c->wanted[i]);
+            control_instance_drive(c, in, &c->wanted[i]);
     }
     drive_endings(c);
     state_spread(c);
 }
 
-bool planner_busy(const struct control *c)
+bool control_planner_busy(const struct control *c)
 {
     if (!c->settled)
         return true;
     for (uint32_t i = 0; i < c->n_tracked; i++)
-        if (c->tracked[i].track != TRACK_ACTIVE)
+        if (c->tracked[i].track != TRACK_ACTIVE || c->tracked[i].broken_us)
             return true;
     return false;
 }

@@ -28,6 +28,7 @@ enum {
     CONSIDER_US = 10 * 1000 * 1000, /* between two searches that nothing forces */
     NO_FIT_RETRY_US = 5 * 1000 * 1000,
     SEARCH_SPACING_US = 200 * 1000,    /* between two searches in a world that keeps changing */
+    FLAP_US = 1000 * 1000,             /* a session that breaks may be redialled in this time */
     PROMISE_US = 2 * CONTROL_CLAIM_US, /* an answer to a claim binds so long */
 };
 
@@ -88,6 +89,7 @@ struct tracked {
     uint64_t sent_us[PLAN_STAGES_MAX]; /* the present command to this stage; 0: not yet */
     uint64_t since_us;                 /* of track or phase */
     uint64_t broken_us;                /* since when it cannot run; 0: it can */
+    bool lost;                         /* and that is no passing matter */
     enum err error;                    /* of a refusal */
     uint32_t failed_stage;
     char reason[REASON_MAX];
@@ -103,6 +105,7 @@ struct member {
     struct node_id id;
     uint64_t boot_id;
     bool heard, leaving, want_full;
+    uint64_t serial; /* of the last report */
     uint64_t reserved_bytes;
     uint32_t n_epochs;
     struct report_epoch epochs[CONTROL_LOCAL_MAX];
@@ -119,6 +122,7 @@ struct instance {
     struct hash256 model;
     uint64_t not_before_us;    /* after a failure: no search before */
     uint64_t retry_us;         /* where nothing fitted: then again, or when the world changes */
+    uint64_t should_us;        /* since when a participant should not be one; 0: none */
     uint64_t consider_us;      /* 0: nothing to consider */
     uint64_t considered_us;    /* when last searched without need */
     uint64_t changed_us;       /* when the active plan last changed; 0: never */
@@ -146,6 +150,7 @@ struct control {
     struct rng rng;
     uint64_t now_us, started_us;
     struct control_view view;
+    struct topology weighed; /* the last one that differed enough to count as a change */
     bool has_view, leaving, left, slept;
     uint64_t leave_due_us;
 
@@ -176,6 +181,7 @@ struct control {
     uint32_t n_locals;
     struct state state;
     bool report_due, report_full;
+    uint64_t report_serial;
 
     /* Planner. */
     bool settled, full_due;
@@ -199,99 +205,108 @@ struct control {
 };
 
 /* control.c */
-int view_index(const struct control *c, const struct node_id *id);
-bool reachable(const struct control *c, const struct node_id *id);
+int control_view_index(const struct control *c, const struct node_id *id);
+bool control_reachable(const struct control *c, const struct node_id *id);
+/* Membership holds it alive, though its session may just be broken. */
+bool control_counts(const struct control *c, const struct node_id *id);
 bool control_is_self(const struct control *c, const struct node_id *id);
-struct control_effect *effect(struct control *c, enum control_effect_kind kind);
-void effect_plan(struct control *c, enum control_effect_kind kind, const struct local *l);
-void note(struct control *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
-const struct model_shape *shape_find(const struct control *c, const struct hash256 *model,
-                                     uint8_t precision);
+struct control_effect *control_effect(struct control *c, enum control_effect_kind kind);
+void control_effect_plan(struct control *c, enum control_effect_kind kind, const struct local *l);
+void control_note(struct control *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
+const struct model_shape *control_shape_find(const struct control *c, const struct hash256 *model,
+                                             uint8_t precision);
 
 /* control_wire.c */
-ProtobufCBinaryData view_bytes(const uint8_t *bytes, size_t n);
-bool take_id(const ProtobufCBinaryData *b, struct node_id *ret);
-bool take_hash(const ProtobufCBinaryData *b, struct hash256 *ret);
-char *view_text(const char *text);
-void send_message(struct control *c, const struct node_id *to, const Covey__Control__Message *m);
-void send_all(struct control *c, const Covey__Control__Message *m, bool with_self);
-void send_command(struct control *c, const struct node_id *to, enum verb verb,
-                  const struct hash256 *hash);
-void send_prepare(struct control *c, const struct node_id *to, const struct plan *p);
-void send_heartbeat(struct control *c, const struct node_id *to, bool full, bool resigns);
-void send_state(struct control *c, const struct node_id *to);
-void send_sync(struct control *c, const struct node_id *to);
-void send_report(struct control *c, const struct node_id *to, bool full);
-void send_claim_answer(struct control *c, const struct node_id *to, uint64_t term, bool agree);
-enum err message_in(struct control *c, const struct node_id *from, const uint8_t *bytes, size_t n);
-void loop_drain(struct control *c);
-void loop_clear(struct control *c);
+ProtobufCBinaryData control_view_bytes(const uint8_t *bytes, size_t n);
+bool control_take_id(const ProtobufCBinaryData *b, struct node_id *ret);
+bool control_take_hash(const ProtobufCBinaryData *b, struct hash256 *ret);
+char *control_view_text(const char *text);
+void control_send_message(struct control *c, const struct node_id *to,
+                          const Covey__Control__Message *m);
+void control_send_all(struct control *c, const Covey__Control__Message *m, bool with_self);
+void control_send_command(struct control *c, const struct node_id *to, enum verb verb,
+                          const struct hash256 *hash);
+void control_send_prepare(struct control *c, const struct node_id *to, const struct plan *p);
+void control_send_heartbeat(struct control *c, const struct node_id *to, bool full, bool resigns);
+void control_send_state(struct control *c, const struct node_id *to);
+void control_send_sync(struct control *c, const struct node_id *to);
+void control_send_report(struct control *c, const struct node_id *to, bool full);
+void control_send_claim_answer(struct control *c, const struct node_id *to, uint64_t term,
+                               bool agree);
+enum err control_message_in(struct control *c, const struct node_id *from, const uint8_t *bytes,
+                            size_t n);
+void control_loop_drain(struct control *c);
+void control_loop_clear(struct control *c);
 
 /* control_elect.c */
-void term_raise(struct control *c, uint64_t term);
-bool planner_lives(const struct control *c);
+void control_term_raise(struct control *c, uint64_t term);
+bool control_planner_lives(const struct control *c);
 /* Is (term, from) an authority for this node? Follows a better planner than the one before. */
-bool authority(struct control *c, const struct node_id *from, uint64_t term);
-void elect_tick(struct control *c);
-void elect_reach_changed(struct control *c);
-void elect_forget(struct control *c);
-void planner_resign(struct control *c);
-void planner_retake(struct control *c, uint64_t above);
-void claim_in(struct control *c, const struct node_id *from, const Covey__Control__Claim *m);
-enum err claim_answer_in(struct control *c, const struct node_id *from,
-                         const Covey__Control__ClaimAnswer *m);
-enum err heartbeat_in(struct control *c, const struct node_id *from,
-                      const Covey__Control__Heartbeat *m);
-void hearsay(struct control *c, const struct node_id *teller, const struct node_id *planner,
-             uint64_t term, uint64_t age_us);
-void tell_planner(struct control *c);
-uint64_t elect_due(const struct control *c);
+bool control_authority(struct control *c, const struct node_id *from, uint64_t term);
+void control_elect_tick(struct control *c);
+void control_elect_reach_changed(struct control *c);
+void control_elect_forget(struct control *c);
+void control_planner_resign(struct control *c);
+void control_planner_retake(struct control *c, uint64_t above);
+void control_claim_in(struct control *c, const struct node_id *from,
+                      const Covey__Control__Claim *m);
+enum err control_claim_answer_in(struct control *c, const struct node_id *from,
+                                 const Covey__Control__ClaimAnswer *m);
+enum err control_heartbeat_in(struct control *c, const struct node_id *from,
+                              const Covey__Control__Heartbeat *m);
+void control_hearsay(struct control *c, const struct node_id *teller, const struct node_id *planner,
+                     uint64_t term, uint64_t age_us);
+void control_tell_planner(struct control *c);
+uint64_t control_elect_due(const struct control *c);
 
 /* control_member.c */
-uint64_t reserved_bytes(const struct control *c);
-uint64_t state_digest(const struct state *s);
-enum err prepare_in(struct control *c, const struct node_id *from,
-                    const Covey__Control__Prepare *m);
-enum err command_in(struct control *c, const struct node_id *from,
-                    const Covey__Control__Command *m);
-enum err state_in(struct control *c, const struct node_id *from, const Covey__Control__State *m);
-enum err member_event(struct control *c, const struct control_event *e);
-void member_slept(struct control *c);
-void member_tick(struct control *c);
-uint64_t member_due(const struct control *c);
+uint64_t control_reserved_bytes(const struct control *c);
+uint64_t control_state_digest(const struct state *s);
+enum err control_prepare_in(struct control *c, const struct node_id *from,
+                            const Covey__Control__Prepare *m);
+enum err control_command_in(struct control *c, const struct node_id *from,
+                            const Covey__Control__Command *m);
+enum err control_state_in(struct control *c, const struct node_id *from,
+                          const Covey__Control__State *m);
+enum err control_member_event(struct control *c, const struct control_event *e);
+void control_member_slept(struct control *c);
+void control_member_tick(struct control *c);
+uint64_t control_member_due(const struct control *c);
 
 /* control_plan.c */
-void planner_start(struct control *c);
-void planner_stop(struct control *c);
-enum err report_in(struct control *c, const struct node_id *from, const Covey__Control__Report *m);
-void planner_drive(struct control *c);
-bool planner_busy(const struct control *c);
-struct tracked *tracked_of(struct control *c, const struct hash256 *model, enum track track);
-struct tracked *tracked_add(struct control *c, const struct plan *p, enum track track);
-void track_as(struct control *c, struct tracked *t, enum track track);
-struct member *member_of(struct control *c, const struct node_id *id);
+void control_planner_start(struct control *c);
+void control_planner_stop(struct control *c);
+enum err control_report_in(struct control *c, const struct node_id *from,
+                           const Covey__Control__Report *m);
+void control_planner_drive(struct control *c);
+bool control_planner_busy(const struct control *c);
+struct tracked *control_tracked_of(struct control *c, const struct hash256 *model,
+                                   enum track track);
+struct tracked *control_tracked_add(struct control *c, const struct plan *p, enum track track);
+void control_track_as(struct control *c, struct tracked *t, enum track track);
+struct member *control_member_of(struct control *c, const struct node_id *id);
 /* A participant that the planner can still command under this plan. */
-bool stage_alive(struct control *c, const struct tracked *t, uint32_t stage);
+bool control_stage_alive(struct control *c, const struct tracked *t, uint32_t stage);
 /* Cannot run: a participant is gone or two neighbours do not reach each other. */
-bool plan_broken(struct control *c, const struct tracked *t);
+bool control_plan_broken(struct control *c, const struct tracked *t);
 
 /* control_change.c */
-struct instance *instance_of(struct control *c, const struct hash256 *model);
-void instance_drive(struct control *c, struct instance *i, const struct wanted *w);
-void instance_end(struct control *c, const struct hash256 *model);
+struct instance *control_instance_of(struct control *c, const struct hash256 *model);
+void control_instance_drive(struct control *c, struct instance *i, const struct wanted *w);
+void control_instance_end(struct control *c, const struct hash256 *model);
 /* The objective of a plan on the present topology for its model; INFINITY when it does not fit. */
-double plan_objective(struct control *c, const struct plan *p);
-void view_changed(struct control *c);
+double control_plan_objective(struct control *c, const struct plan *p);
+void control_view_changed(struct control *c);
 
 /* control_wanted.c */
-struct wanted *wanted_find(struct control *c, const struct hash256 *model);
-enum err wanted_event(struct control *c, const struct control_event *e);
-enum err wanted_in(struct control *c, const struct node_id *from,
-                   const Covey__Control__WantedMap *m);
-void wanted_send(struct control *c, const struct node_id *to, bool answer);
-void wanted_expire(struct control *c);
-uint64_t wanted_digest(const struct control *c);
-enum err persist_write(struct control *c);
-enum err persist_read(struct control *c, const void *bytes, size_t n);
+struct wanted *control_wanted_find(struct control *c, const struct hash256 *model);
+enum err control_wanted_event(struct control *c, const struct control_event *e);
+enum err control_wanted_in(struct control *c, const struct node_id *from,
+                           const Covey__Control__WantedMap *m);
+void control_wanted_send(struct control *c, const struct node_id *to, bool answer);
+void control_wanted_expire(struct control *c);
+uint64_t control_wanted_digest(const struct control *c);
+enum err control_persist_write(struct control *c);
+enum err control_persist_read(struct control *c, const void *bytes, size_t n);
 
 #endif

@@ -13,7 +13,7 @@
 /* A clock above this is a lie: it could never be overruled. */
 #define CLOCK_LIMIT (UINT64_C(1) << 62)
 
-struct wanted *wanted_find(struct control *c, const struct hash256 *model)
+struct wanted *control_wanted_find(struct control *c, const struct hash256 *model)
 {
     for (uint32_t i = 0; i < c->n_wanted; i++)
         if (hash256_eq(&c->wanted[i].model, model))
@@ -57,7 +57,7 @@ static struct wanted *wanted_insert(struct control *c, const struct hash256 *mod
 /* Takes the entry when it is newer than ours. True when something changed. */
 static bool wanted_merge(struct control *c, const struct wanted *in)
 {
-    struct wanted *mine = wanted_find(c, &in->model);
+    struct wanted *mine = control_wanted_find(c, &in->model);
     if (mine && stamp_cmp(in, mine) <= 0)
         return false;
     if (!mine) {
@@ -88,10 +88,10 @@ struct wanted_message {
 static void entry_to_message(const struct wanted *w, Covey__Control__Wanted *m)
 {
     covey__control__wanted__init(m);
-    m->model = view_bytes(w->model.bytes, 32);
-    m->model_name = view_text(w->name);
+    m->model = control_view_bytes(w->model.bytes, 32);
+    m->model_name = control_view_text(w->name);
     m->clock = w->clock;
-    m->node = view_bytes(w->node.bytes, 32);
+    m->node = control_view_bytes(w->node.bytes, 32);
     m->wanted = w->wanted;
     m->context = w->context;
     m->precision = w->precision;
@@ -102,7 +102,7 @@ static bool entry_from_message(const Covey__Control__Wanted *m, struct wanted *r
 {
     memset(ret, 0, sizeof *ret);
     size_t n = m->model_name ? strlen(m->model_name) : 0;
-    if (!take_hash(&m->model, &ret->model) || !take_id(&m->node, &ret->node) ||
+    if (!control_take_hash(&m->model, &ret->model) || !control_take_id(&m->node, &ret->node) ||
         n >= MODEL_NAME_MAX || m->clock >= CLOCK_LIMIT || m->precision > PRECISION_F32)
         return false;
     for (size_t i = 0; i < n; i++)
@@ -132,7 +132,7 @@ static void map_to_message(const struct control *c, const struct wanted *only,
     }
 }
 
-void wanted_send(struct control *c, const struct node_id *to, bool answer)
+void control_wanted_send(struct control *c, const struct node_id *to, bool answer)
 {
     struct wanted_message w;
     map_to_message(c, NULL, &w);
@@ -140,7 +140,7 @@ void wanted_send(struct control *c, const struct node_id *to, bool answer)
     Covey__Control__Message m = COVEY__CONTROL__MESSAGE__INIT;
     m.body_case = COVEY__CONTROL__MESSAGE__BODY_WANTED;
     m.wanted = &w.map;
-    send_message(c, to, &m);
+    control_send_message(c, to, &m);
 }
 
 static void wanted_spread(struct control *c, const struct wanted *entry)
@@ -150,7 +150,7 @@ static void wanted_spread(struct control *c, const struct wanted *entry)
     Covey__Control__Message m = COVEY__CONTROL__MESSAGE__INIT;
     m.body_case = COVEY__CONTROL__MESSAGE__BODY_WANTED;
     m.wanted = &w.map;
-    send_all(c, &m, false);
+    control_send_all(c, &m, false);
 }
 
 /* Stamps an entry as our own newest word, and tells all. */
@@ -169,7 +169,7 @@ static enum err want(struct control *c, const struct control_event *e)
 {
     if (!e->model_name || strlen(e->model_name) >= MODEL_NAME_MAX || e->precision > PRECISION_F32)
         return ERR_INVALID;
-    struct wanted *w = wanted_find(c, &e->model);
+    struct wanted *w = control_wanted_find(c, &e->model);
     if (w && w->wanted && w->context == e->context && w->precision == e->precision &&
         w->keep_alive_s == e->keep_alive_s) {
         w->used_us = c->now_us; /* nothing new, but it is wanted now */
@@ -195,9 +195,9 @@ static enum err want(struct control *c, const struct control_event *e)
     return ERR_OK;
 }
 
-enum err wanted_event(struct control *c, const struct control_event *e)
+enum err control_wanted_event(struct control *c, const struct control_event *e)
 {
-    struct wanted *w = wanted_find(c, &e->model);
+    struct wanted *w = control_wanted_find(c, &e->model);
     switch (e->kind) {
     case CONTROL_WANT:
         return want(c, e);
@@ -216,8 +216,8 @@ enum err wanted_event(struct control *c, const struct control_event *e)
     }
 }
 
-enum err wanted_in(struct control *c, const struct node_id *from,
-                   const Covey__Control__WantedMap *m)
+enum err control_wanted_in(struct control *c, const struct node_id *from,
+                           const Covey__Control__WantedMap *m)
 {
     if (m->n_entries > CONTROL_WANTED_MAX)
         return ERR_CORRUPT;
@@ -235,11 +235,11 @@ enum err wanted_in(struct control *c, const struct node_id *from,
             struct wanted in;
             if (!entry_from_message(m->entries[i], &in))
                 return ERR_CORRUPT;
-            const struct wanted *mine = wanted_find(c, &in.model);
+            const struct wanted *mine = control_wanted_find(c, &in.model);
             theirs_differ = !mine || stamp_cmp(mine, &in) != 0;
         }
         if (theirs_differ)
-            wanted_send(c, from, false);
+            control_wanted_send(c, from, false);
     }
     if (changed && c->role == ROLE_PLAN)
         for (uint32_t i = 0; i < c->n_wanted; i++)
@@ -250,7 +250,7 @@ enum err wanted_in(struct control *c, const struct node_id *from,
 }
 
 /* The planner's clock ends what nobody used for long enough. */
-void wanted_expire(struct control *c)
+void control_wanted_expire(struct control *c)
 {
     for (uint32_t i = 0; i < c->n_wanted; i++) {
         struct wanted *w = &c->wanted[i];
@@ -259,12 +259,12 @@ void wanted_expire(struct control *c)
         if (c->now_us - w->used_us < (uint64_t)w->keep_alive_s * 1000000)
             continue;
         w->wanted = false;
-        note(c, "%s was not used for %u s and is unloaded", w->name, w->keep_alive_s);
+        control_note(c, "%s was not used for %u s and is unloaded", w->name, w->keep_alive_s);
         wanted_stamp(c, w, 0);
     }
 }
 
-uint64_t wanted_digest(const struct control *c)
+uint64_t control_wanted_digest(const struct control *c)
 {
     crypto_generichash_state h;
     (void)crypto_generichash_init(&h, NULL, 0, 32);
@@ -282,7 +282,7 @@ uint64_t wanted_digest(const struct control *c)
     return read_u64(&r);
 }
 
-enum err persist_write(struct control *c)
+enum err control_persist_write(struct control *c)
 {
     struct wanted_message w;
     map_to_message(c, NULL, &w);
@@ -300,7 +300,7 @@ enum err persist_write(struct control *c)
     return ERR_OK;
 }
 
-enum err persist_read(struct control *c, const void *bytes, size_t n)
+enum err control_persist_read(struct control *c, const void *bytes, size_t n)
 {
     if (n > CONTROL_PERSIST_MAX)
         return ERR_CORRUPT;

@@ -7,7 +7,7 @@
 #include <string.h>
 
 /* protobuf-c's views have no const; packing only reads. */
-ProtobufCBinaryData view_bytes(const uint8_t *bytes, size_t n)
+ProtobufCBinaryData control_view_bytes(const uint8_t *bytes, size_t n)
 {
     union {
         const uint8_t *in;
@@ -16,7 +16,7 @@ ProtobufCBinaryData view_bytes(const uint8_t *bytes, size_t n)
     return (ProtobufCBinaryData){n, u.out};
 }
 
-char *view_text(const char *text)
+char *control_view_text(const char *text)
 {
     union {
         const char *in;
@@ -25,7 +25,7 @@ char *view_text(const char *text)
     return u.out;
 }
 
-bool take_id(const ProtobufCBinaryData *b, struct node_id *ret)
+bool control_take_id(const ProtobufCBinaryData *b, struct node_id *ret)
 {
     if (b->len != sizeof ret->bytes)
         return false;
@@ -33,7 +33,7 @@ bool take_id(const ProtobufCBinaryData *b, struct node_id *ret)
     return true;
 }
 
-bool take_hash(const ProtobufCBinaryData *b, struct hash256 *ret)
+bool control_take_hash(const ProtobufCBinaryData *b, struct hash256 *ret)
 {
     if (b->len != sizeof ret->bytes)
         return false;
@@ -50,7 +50,7 @@ static void loop_push(struct control *c, uint8_t *take_bytes, size_t n)
     c->loop[(c->loop_first + c->loop_n++) % LOOP_MAX] = (struct loop_message){take_bytes, n};
 }
 
-void loop_clear(struct control *c)
+void control_loop_clear(struct control *c)
 {
     for (; c->loop_n > 0; c->loop_n--) {
         free(c->loop[c->loop_first].bytes);
@@ -58,21 +58,22 @@ void loop_clear(struct control *c)
     }
 }
 
-void loop_drain(struct control *c)
+void control_loop_drain(struct control *c)
 {
     while (c->loop_n > 0) {
         struct loop_message m = c->loop[c->loop_first];
         c->loop_first = (c->loop_first + 1) % LOOP_MAX;
         c->loop_n--;
-        (void)message_in(c, &c->options.self, m.bytes, m.n);
+        (void)control_message_in(c, &c->options.self, m.bytes, m.n);
         free(m.bytes);
     }
 }
 
-void send_message(struct control *c, const struct node_id *to, const Covey__Control__Message *m)
+void control_send_message(struct control *c, const struct node_id *to,
+                          const Covey__Control__Message *m)
 {
     bool self = control_is_self(c, to);
-    if (!self && !reachable(c, to))
+    if (!self && !control_reachable(c, to))
         return;
     size_t n = covey__control__message__get_packed_size(m);
     uint8_t *bytes = malloc(n ? n : 1);
@@ -96,31 +97,31 @@ void send_message(struct control *c, const struct node_id *to, const Covey__Cont
         c->failed = e;
 }
 
-void send_all(struct control *c, const Covey__Control__Message *m, bool with_self)
+void control_send_all(struct control *c, const Covey__Control__Message *m, bool with_self)
 {
     for (uint32_t i = 0; i < c->view.topology.n_nodes; i++) {
         const struct node_id *id = &c->view.topology.nodes[i].id;
         if (!control_is_self(c, id))
-            send_message(c, id, m);
+            control_send_message(c, id, m);
     }
     if (with_self)
-        send_message(c, &c->options.self, m);
+        control_send_message(c, &c->options.self, m);
 }
 
-void send_command(struct control *c, const struct node_id *to, enum verb verb,
-                  const struct hash256 *hash)
+void control_send_command(struct control *c, const struct node_id *to, enum verb verb,
+                          const struct hash256 *hash)
 {
     Covey__Control__Command b = COVEY__CONTROL__COMMAND__INIT;
     b.term = c->planner_term;
     b.verb = verb;
-    b.hash = view_bytes(hash->bytes, 32);
+    b.hash = control_view_bytes(hash->bytes, 32);
     Covey__Control__Message m = COVEY__CONTROL__MESSAGE__INIT;
     m.body_case = COVEY__CONTROL__MESSAGE__BODY_COMMAND;
     m.command = &b;
-    send_message(c, to, &m);
+    control_send_message(c, to, &m);
 }
 
-void send_prepare(struct control *c, const struct node_id *to, const struct plan *p)
+void control_send_prepare(struct control *c, const struct node_id *to, const struct plan *p)
 {
     struct plan_message storage;
     plan_to_message(p, &storage);
@@ -130,32 +131,32 @@ void send_prepare(struct control *c, const struct node_id *to, const struct plan
     Covey__Control__Message m = COVEY__CONTROL__MESSAGE__INIT;
     m.body_case = COVEY__CONTROL__MESSAGE__BODY_PREPARE;
     m.prepare = &b;
-    send_message(c, to, &m);
+    control_send_message(c, to, &m);
 }
 
-void send_heartbeat(struct control *c, const struct node_id *to, bool full, bool resigns)
+void control_send_heartbeat(struct control *c, const struct node_id *to, bool full, bool resigns)
 {
     Covey__Control__Heartbeat b = COVEY__CONTROL__HEARTBEAT__INIT;
     b.term = c->planner_term;
-    b.wanted_digest = wanted_digest(c);
-    b.state_digest = state_digest(&c->state);
+    b.wanted_digest = control_wanted_digest(c);
+    b.state_digest = control_state_digest(&c->state);
     b.full = full;
     b.resigns = resigns;
     b.settled = c->settled;
     Covey__Control__Message m = COVEY__CONTROL__MESSAGE__INIT;
     m.body_case = COVEY__CONTROL__MESSAGE__BODY_HEARTBEAT;
     m.heartbeat = &b;
-    send_message(c, to, &m);
+    control_send_message(c, to, &m);
 }
 
-void send_sync(struct control *c, const struct node_id *to)
+void control_send_sync(struct control *c, const struct node_id *to)
 {
     Covey__Control__Sync b = COVEY__CONTROL__SYNC__INIT;
     b.term = c->planner_term;
     Covey__Control__Message m = COVEY__CONTROL__MESSAGE__INIT;
     m.body_case = COVEY__CONTROL__MESSAGE__BODY_SYNC;
     m.sync = &b;
-    send_message(c, to, &m);
+    control_send_message(c, to, &m);
 }
 
 /* How long ago the planner was heard, for hearsay. */
@@ -172,12 +173,12 @@ struct state_message {
     Covey__Control__NoFit *no_fit_pointers[CONTROL_MODELS_MAX];
 };
 
-void send_state(struct control *c, const struct node_id *to)
+void control_send_state(struct control *c, const struct node_id *to)
 {
     struct state_message s;
     covey__control__state__init(&s.state);
     s.state.term = c->planner_term;
-    s.state.planner = view_bytes(c->planner_id.bytes, 32);
+    s.state.planner = control_view_bytes(c->planner_id.bytes, 32);
     s.state.age_ms = planner_age_ms(c);
     s.state.active = s.plan_pointers;
     s.state.no_fit = s.no_fit_pointers;
@@ -187,17 +188,17 @@ void send_state(struct control *c, const struct node_id *to)
     }
     for (uint32_t i = 0; i < c->state.n_no_fit; i++) {
         covey__control__no_fit__init(&s.no_fit[i]);
-        s.no_fit[i].model = view_bytes(c->state.no_fit[i].model.bytes, 32);
-        s.no_fit[i].sentence = view_text(c->state.no_fit[i].sentence);
+        s.no_fit[i].model = control_view_bytes(c->state.no_fit[i].model.bytes, 32);
+        s.no_fit[i].sentence = control_view_text(c->state.no_fit[i].sentence);
         s.no_fit_pointers[s.state.n_no_fit++] = &s.no_fit[i];
     }
     Covey__Control__Message m = COVEY__CONTROL__MESSAGE__INIT;
     m.body_case = COVEY__CONTROL__MESSAGE__BODY_STATE;
     m.state = &s.state;
     if (to)
-        send_message(c, to, &m);
+        control_send_message(c, to, &m);
     else
-        send_all(c, &m, true);
+        control_send_all(c, &m, true);
 }
 
 struct report_message {
@@ -209,15 +210,16 @@ struct report_message {
     Covey__Control__Used *used_pointers[CONTROL_WANTED_MAX];
 };
 
-static void report_fill(const struct control *c, bool full, struct report_message *r)
+static void report_fill(struct control *c, bool full, struct report_message *r)
 {
     covey__control__report__init(&r->report);
     r->report.term_seen = c->term_seen;
     r->report.boot_id = c->options.boot_id;
-    r->report.reserved_bytes = reserved_bytes(c);
+    r->report.reserved_bytes = control_reserved_bytes(c);
     r->report.leaving = c->leaving;
-    if (c->planner_direct && planner_lives(c)) {
-        r->report.planner = view_bytes(c->planner_id.bytes, 32);
+    r->report.serial = ++c->report_serial;
+    if (c->planner_direct && control_planner_lives(c)) {
+        r->report.planner = control_view_bytes(c->planner_id.bytes, 32);
         r->report.planner_term = c->planner_term;
     }
     r->report.epochs = r->epoch_pointers;
@@ -225,12 +227,12 @@ static void report_fill(const struct control *c, bool full, struct report_messag
         const struct local *l = &c->locals[i];
         Covey__Control__EpochState *e = &r->epochs[i];
         covey__control__epoch_state__init(e);
-        e->hash = view_bytes(l->plan.epoch.hash.bytes, 32);
-        e->model = view_bytes(l->plan.model.bytes, 32);
+        e->hash = control_view_bytes(l->plan.epoch.hash.bytes, 32);
+        e->model = control_view_bytes(l->plan.model.bytes, 32);
         e->state = l->state;
         e->memory_bytes = l->state == EPOCH_FAILED ? 0 : l->plan.stages[l->stage].memory_bytes;
         e->error = (uint32_t)l->error;
-        e->reason = view_text(l->reason);
+        e->reason = control_view_text(l->reason);
         if (full && l->state != EPOCH_FAILED) {
             plan_to_message(&l->plan, &r->plans[i]);
             e->plan = &r->plans[i].plan;
@@ -244,13 +246,13 @@ static void report_fill(const struct control *c, bool full, struct report_messag
             continue;
         Covey__Control__Used *u = &r->used[r->report.n_used];
         covey__control__used__init(u);
-        u->model = view_bytes(w->model.bytes, 32);
+        u->model = control_view_bytes(w->model.bytes, 32);
         u->age_ms = (c->now_us - w->used_us) / 1000;
         r->used_pointers[r->report.n_used++] = u;
     }
 }
 
-void send_report(struct control *c, const struct node_id *to, bool full)
+void control_send_report(struct control *c, const struct node_id *to, bool full)
 {
     struct report_message *r = malloc(sizeof *r);
     if (!r) {
@@ -261,11 +263,12 @@ void send_report(struct control *c, const struct node_id *to, bool full)
     Covey__Control__Message m = COVEY__CONTROL__MESSAGE__INIT;
     m.body_case = COVEY__CONTROL__MESSAGE__BODY_REPORT;
     m.report = &r->report;
-    send_message(c, to, &m);
+    control_send_message(c, to, &m);
     free(r);
 }
 
-void send_claim_answer(struct control *c, const struct node_id *to, uint64_t term, bool agree)
+void control_send_claim_answer(struct control *c, const struct node_id *to, uint64_t term,
+                               bool agree)
 {
     struct report_message *r = malloc(sizeof *r);
     if (!r) {
@@ -277,8 +280,8 @@ void send_claim_answer(struct control *c, const struct node_id *to, uint64_t ter
     b.term = term;
     b.agree = agree;
     b.term_seen = c->term_seen;
-    if (!agree && planner_lives(c)) {
-        b.planner = view_bytes(c->planner_id.bytes, 32);
+    if (!agree && control_planner_lives(c)) {
+        b.planner = control_view_bytes(c->planner_id.bytes, 32);
         b.planner_term = c->planner_term;
         b.planner_age_ms = planner_age_ms(c);
     }
@@ -286,14 +289,14 @@ void send_claim_answer(struct control *c, const struct node_id *to, uint64_t ter
     Covey__Control__Message m = COVEY__CONTROL__MESSAGE__INIT;
     m.body_case = COVEY__CONTROL__MESSAGE__BODY_CLAIM_ANSWER;
     m.claim_answer = &b;
-    send_message(c, to, &m);
+    control_send_message(c, to, &m);
     free(r);
 }
 
 static enum err sync_in(struct control *c, const struct node_id *from)
 {
-    if (planner_lives(c) && (c->role != ROLE_PLAN || c->settled))
-        send_state(c, from);
+    if (control_planner_lives(c) && (c->role != ROLE_PLAN || c->settled))
+        control_send_state(c, from);
     return ERR_OK;
 }
 
@@ -302,24 +305,24 @@ static enum err dispatch(struct control *c, const struct node_id *from,
 {
     switch (m->body_case) {
     case COVEY__CONTROL__MESSAGE__BODY_CLAIM:
-        claim_in(c, from, m->claim);
+        control_claim_in(c, from, m->claim);
         return ERR_OK;
     case COVEY__CONTROL__MESSAGE__BODY_CLAIM_ANSWER:
-        return claim_answer_in(c, from, m->claim_answer);
+        return control_claim_answer_in(c, from, m->claim_answer);
     case COVEY__CONTROL__MESSAGE__BODY_HEARTBEAT:
-        return heartbeat_in(c, from, m->heartbeat);
+        return control_heartbeat_in(c, from, m->heartbeat);
     case COVEY__CONTROL__MESSAGE__BODY_REPORT:
-        return report_in(c, from, m->report);
+        return control_report_in(c, from, m->report);
     case COVEY__CONTROL__MESSAGE__BODY_PREPARE:
-        return prepare_in(c, from, m->prepare);
+        return control_prepare_in(c, from, m->prepare);
     case COVEY__CONTROL__MESSAGE__BODY_COMMAND:
-        return command_in(c, from, m->command);
+        return control_command_in(c, from, m->command);
     case COVEY__CONTROL__MESSAGE__BODY_STATE:
-        return state_in(c, from, m->state);
+        return control_state_in(c, from, m->state);
     case COVEY__CONTROL__MESSAGE__BODY_SYNC:
         return sync_in(c, from);
     case COVEY__CONTROL__MESSAGE__BODY_WANTED:
-        return wanted_in(c, from, m->wanted);
+        return control_wanted_in(c, from, m->wanted);
     case COVEY__CONTROL__MESSAGE__BODY__NOT_SET:
     default:
         return ERR_OK; /* of a newer version: skipped */
@@ -351,7 +354,8 @@ static uint64_t message_term(const Covey__Control__Message *m)
     }
 }
 
-enum err message_in(struct control *c, const struct node_id *from, const uint8_t *bytes, size_t n)
+enum err control_message_in(struct control *c, const struct node_id *from, const uint8_t *bytes,
+                            size_t n)
 {
     if (n > FRAME_PAYLOAD_MAX)
         return ERR_LIMIT;

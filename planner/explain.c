@@ -40,8 +40,8 @@ static uint32_t field_capacity(const struct topology *t, const struct model_shap
     return best > f->n_layers ? f->n_layers : (uint32_t)best;
 }
 
-void explain_shortage(const struct topology *t, const struct model_shape *shape, uint32_t context,
-                      struct err_text *text)
+void search_explain_shortage(const struct topology *t, const struct model_shape *shape,
+                             uint32_t context, struct err_text *text)
 {
     const char *name = shape->name[0] ? shape->name : "the model";
     uint64_t whole = cost_stage_memory(shape, 0, shape->n_layers, context);
@@ -51,7 +51,7 @@ void explain_shortage(const struct topology *t, const struct model_shape *shape,
         if (!cost_node_usable(&t->nodes[like]))
             continue;
         struct field f;
-        field_init(&f, t, shape, OBJECTIVE_TOKEN, context, like);
+        search_field_init(&f, t, shape, OBJECTIVE_TOKEN, context, like);
         uint32_t fits = field_capacity(t, shape, &f, context);
         uint64_t sum = 0;
         for (uint32_t i = 0; i < f.n; i++) {
@@ -168,9 +168,9 @@ static void listing_single(struct listing *l, uint32_t i)
     struct field f;
     struct route r;
     struct plan p;
-    field_init(&f, l->t, l->shape, l->options->objective, l->context, i);
-    single_route(l->t, l->shape, &f, l->options->objective, l->context, i, &r);
-    route_to_plan(l->t, l->shape, &f, &r, l->options, l->context, &p);
+    search_field_init(&f, l->t, l->shape, l->options->objective, l->context, i);
+    search_single_route(l->t, l->shape, &f, l->options->objective, l->context, i, &r);
+    search_route_to_plan(l->t, l->shape, &f, &r, l->options, l->context, &p);
     listing_plan(l, VERDICT_SLOWER, &p);
 }
 
@@ -187,15 +187,16 @@ static enum err listing_sizes(struct listing *l)
             continue;
         struct field f;
         struct route best[NODES_MAX + 1];
-        field_init(&f, l->t, l->shape, l->options->objective, l->context, like);
+        search_field_init(&f, l->t, l->shape, l->options->objective, l->context, like);
         for (uint32_t i = 0; i < f.n; i++)
             done |= 1u << f.index[i];
         n_usable += f.n;
-        TRY(field_search(&f, SEARCH_BY_SIZE, INFINITY, best));
+        TRY(search_field_search(&f, SEARCH_BY_SIZE, INFINITY, best));
         for (uint32_t k = 2; k <= f.n; k++)
             if (best[k].cost < costs[k]) {
                 costs[k] = best[k].cost;
-                route_to_plan(l->t, l->shape, &f, &best[k], l->options, l->context, &plans[k]);
+                search_route_to_plan(l->t, l->shape, &f, &best[k], l->options, l->context,
+                                     &plans[k]);
             }
     }
     for (uint32_t k = 2; k <= n_usable; k++) {

@@ -86,8 +86,8 @@ static void field_links(struct field *f, const struct topology *t, const struct 
         }
 }
 
-void field_init(struct field *f, const struct topology *t, const struct model_shape *shape,
-                enum objective objective, uint32_t context, uint32_t like)
+void search_field_init(struct field *f, const struct topology *t, const struct model_shape *shape,
+                       enum objective objective, uint32_t context, uint32_t like)
 {
     memset(f, 0, sizeof *f);
     f->n_layers = shape->n_layers;
@@ -267,8 +267,8 @@ static void visit_mask(const struct field *f, struct tables *w, uint32_t head, u
     }
 }
 
-enum err field_search(const struct field *f, enum search_mode mode, double bound,
-                      struct route best[NODES_MAX + 1])
+enum err search_field_search(const struct field *f, enum search_mode mode, double bound,
+                             struct route best[NODES_MAX + 1])
 {
     for (uint32_t k = 0; k <= NODES_MAX; k++)
         best[k] = (struct route){.cost = INFINITY};
@@ -290,8 +290,9 @@ enum err field_search(const struct field *f, enum search_mode mode, double bound
     return ERR_OK;
 }
 
-void single_route(const struct topology *t, const struct model_shape *shape, const struct field *f,
-                  enum objective objective, uint32_t context, uint32_t only, struct route *ret)
+void search_single_route(const struct topology *t, const struct model_shape *shape,
+                         const struct field *f, enum objective objective, uint32_t context,
+                         uint32_t only, struct route *ret)
 {
     *ret = (struct route){.cost = INFINITY};
     uint64_t bytes = cost_stage_memory(shape, 0, shape->n_layers, context);
@@ -311,9 +312,9 @@ void single_route(const struct topology *t, const struct model_shape *shape, con
     }
 }
 
-void route_to_plan(const struct topology *t, const struct model_shape *shape, const struct field *f,
-                   const struct route *r, const struct search_options *options, uint32_t context,
-                   struct plan *ret)
+void search_route_to_plan(const struct topology *t, const struct model_shape *shape,
+                          const struct field *f, const struct route *r,
+                          const struct search_options *options, uint32_t context, struct plan *ret)
 {
     memset(ret, 0, sizeof *ret);
     ret->model = shape->model;
@@ -355,12 +356,12 @@ static enum err search_context(const struct topology *t, const struct model_shap
             continue;
         struct field f;
         struct route best[NODES_MAX + 1];
-        field_init(&f, t, shape, options->objective, context, like);
+        search_field_init(&f, t, shape, options->objective, context, like);
         for (uint32_t i = 0; i < f.n; i++)
             done |= 1u << f.index[i];
         struct route single;
-        single_route(t, shape, &f, options->objective, context, NODES_MAX, &single);
-        TRY(field_search(&f, SEARCH_BEST, MIN_OF(single.cost, ret->cost), best));
+        search_single_route(t, shape, &f, options->objective, context, NODES_MAX, &single);
+        TRY(search_field_search(&f, SEARCH_BEST, MIN_OF(single.cost, ret->cost), best));
         best[1] = single;
         for (uint32_t k = 1; k <= NODES_MAX; k++)
             if (best[k].cost < ret->cost) {
@@ -378,9 +379,9 @@ static bool redeal(const struct topology *t, const struct model_shape *shape,
                    const struct route *r, uint32_t context, double limit, struct route *ret)
 {
     struct field g;
-    field_init(&g, t, shape, options->objective, context, f->index[r->path[0]]);
+    search_field_init(&g, t, shape, options->objective, context, f->index[r->path[0]]);
     if (r->n == 1) {
-        single_route(t, shape, &g, options->objective, context, f->index[r->path[0]], ret);
+        search_single_route(t, shape, &g, options->objective, context, f->index[r->path[0]], ret);
         return ret->cost <= limit;
     }
     uint32_t mask = 0, layers[NODES_MAX];
@@ -473,9 +474,9 @@ enum err search_plan(const struct topology *t, const struct model_shape *shape,
             TRY(shrink_context(t, shape, options, base, &context, &f, &r));
     }
     if (isinf(r.cost)) {
-        explain_shortage(t, shape, context, text);
+        search_explain_shortage(t, shape, context, text);
         return ERR_NO_FIT;
     }
-    route_to_plan(t, shape, &f, &r, options, context, ret);
+    search_route_to_plan(t, shape, &f, &r, options, context, ret);
     return ERR_OK;
 }

@@ -30,19 +30,20 @@ enum search_mode {
 enum err search_check(const struct topology *t, const struct model_shape *shape,
                       const struct search_options *options);
 /* Usable nodes with the arithmetic and backend of nodes[like]. */
-void field_init(struct field *f, const struct topology *t, const struct model_shape *shape,
-                enum objective objective, uint32_t context, uint32_t like);
+void search_field_init(struct field *f, const struct topology *t, const struct model_shape *shape,
+                       enum objective objective, uint32_t context, uint32_t like);
 /* Best routes of at least two nodes: best[k] for k nodes. ERR_NO_MEMORY. */
-enum err field_search(const struct field *f, enum search_mode mode, double bound,
-                      struct route best[NODES_MAX + 1]);
+enum err search_field_search(const struct field *f, enum search_mode mode, double bound,
+                             struct route best[NODES_MAX + 1]);
 /* The best single node, or the one at `place` of the topology only (NODES_MAX for any). */
-void single_route(const struct topology *t, const struct model_shape *shape, const struct field *f,
-                  enum objective objective, uint32_t context, uint32_t only, struct route *ret);
-void route_to_plan(const struct topology *t, const struct model_shape *shape, const struct field *f,
-                   const struct route *r, const struct search_options *options, uint32_t context,
-                   struct plan *ret);
+void search_single_route(const struct topology *t, const struct model_shape *shape,
+                         const struct field *f, enum objective objective, uint32_t context,
+                         uint32_t only, struct route *ret);
+void search_route_to_plan(const struct topology *t, const struct model_shape *shape,
+                          const struct field *f, const struct route *r,
+                          const struct search_options *options, uint32_t context, struct plan *ret);
 /* The sentence for ERR_NO_FIT. */
-void explain_shortage(const struct topology *t, const struct model_shape *shape, uint32_t context,
-                      struct err_text *text);
+void search_explain_shortage(const struct topology *t, const struct model_shape *shape,
+                             uint32_t context, struct err_text *text);
 
 #endif

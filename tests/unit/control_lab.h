@@ -34,7 +34,8 @@ struct lab {
     uint32_t n_effects;
     uint8_t persisted[CONTROL_PERSIST_MAX];
     size_t n_persisted;
-    bool obedient; /* the shell answers at once */
+    bool obedient;   /* the shell answers at once */
+    uint64_t serial; /* of the last report told */
     struct control_update update;
 };
 
@@ -297,7 +298,7 @@ static inline void tell_state(struct lab *l, uint8_t from, uint64_t term, const 
 /* A member's report with at most one epoch. */
 struct report {
     uint64_t boot_id, term_seen, reserved;
-    bool leaving, with_plan;
+    bool leaving, with_plan, stale;
     const struct plan *plan;
     enum epoch_state state;
     enum err error;
@@ -318,6 +319,7 @@ static inline void report(struct lab *l, uint8_t from, struct report r)
     struct node_id me;
     b.boot_id = r.boot_id ? r.boot_id : 1000u + from;
     b.term_seen = r.term_seen;
+    b.serial = r.stale ? 1 : ++l->serial;
     b.reserved_bytes = r.reserved;
     b.leaving = r.leaving;
     b.planner = (ProtobufCBinaryData){32, follows.bytes};

@@ -324,6 +324,86 @@ static void test_a_lost_participant_is_replaced_at_once(void **state)
     assert_int_equal(plan_stage_of(&q, &ann), -1);
 }
 
+/* A report that was overtaken by a newer one of the same boot must not take a plan back. */
+static void test_a_report_that_comes_late_is_skipped(void **state)
+{
+    struct lab *l = *state;
+    become_planner(l, 2);
+    struct plan p = start_two_stage_plan(l);
+    report(l, ANN, (struct report){.plan = &p, .state = EPOCH_PREPARED});
+    report(l, ANN, (struct report){.plan = &p, .state = EPOCH_COMMITTED});
+    assert_non_null(control_active(l->c, &p.model));
+    report(l, ANN, (struct report){.plan = &p, .state = EPOCH_PREPARED, .stale = true});
+    assert_non_null(control_active(l->c, &p.model));
+    report(l, ANN, (struct report){.boot_id = 77, .stale = true}); /* another boot is no old news */
+    assert_null(control_active(l->c, &p.model));
+}
+
+/* A session that breaks and returns within a second changes nothing; a second later the plan moves.
+ */
+static void test_a_session_that_flaps_moves_no_plan(void **state)
+{
+    struct lab *l = *state;
+    become_planner(l, 3);
+    node(l, ANN)->stream_bytes_per_s = 30e9;
+    show(l);
+    struct plan p = start_two_stage_plan(l);
+    report(l, ANN, (struct report){.plan = &p, .state = EPOCH_PREPARED});
+    report(l, ANN, (struct report){.plan = &p, .state = EPOCH_COMMITTED});
+    forget(l);
+    l->view.peers[ANN - 1].reachable = false; /* membership still has it alive */
+    show(l);
+    run(l, 800 * MS);
+    assert_non_null(control_active(l->c, &p.model));
+    assert_int_equal(l->n_effects, 0);
+    l->view.peers[ANN - 1].reachable = true;
+    show(l);
+    run(l, 5 * SECOND);
+    assert_non_null(control_active(l->c, &p.model));
+    l->view.peers[ANN - 1].reachable = false;
+    show(l);
+    run(l, 1200 * MS);
+    assert_null(control_active(l->c, &p.model));
+    struct plan q = prepared_plan(l, BOB);
+    struct node_id ann = id_of(ANN);
+    assert_int_equal(plan_stage_of(&q, &ann), -1);
+}
+
+/* A suspicion that passes moves nothing; one that stays, or a drain, moves the plan while it runs.
+ */
+static void test_a_participant_that_does_not_count_is_replaced_while_it_runs(void **state)
+{
+    struct lab *l = *state;
+    become_planner(l, 3);
+    for (uint8_t who = ME; who <= BOB; who++)
+        node(l, who)->budget_bytes = 200 << 20;
+    node(l, ANN)->stream_bytes_per_s = 30e9;
+    show(l);
+    know_model(l);
+    assert_int_equal(want(l, 0, 0), ERR_OK);
+    struct plan p = prepared_plan(l, ANN);
+    assert_int_equal(p.n_stages, 1);
+    report(l, ANN, (struct report){.plan = &p, .state = EPOCH_PREPARED});
+    report(l, ANN, (struct report){.plan = &p, .state = EPOCH_COMMITTED});
+    forget(l);
+    for (uint32_t i = 0; i < 2; i++) {
+        node(l, ANN)->eligible = false;
+        show(l);
+        run(l, 1500 * MS);
+        report(l, ANN, (struct report){.plan = &p, .state = EPOCH_CURRENT});
+        assert_null(did(l, CONTROL_PREPARE));
+        node(l, ANN)->eligible = true;
+        show(l);
+        run(l, SECOND);
+    }
+    l->obedient = false;
+    node(l, ANN)->eligible = false;
+    show(l);
+    run(l, 3500 * MS);
+    assert_non_null(did(l, CONTROL_PREPARE)); /* here or at Bob's: both are equal */
+    assert_true(epoch_eq(&control_active(l->c, &p.model)->epoch, &p.epoch));
+}
+
 static void test_a_join_is_used_only_when_it_gains_ten_percent(void **state)
 {
     struct lab *l = *state;
@@ -567,6 +647,9 @@ int main(void)
         CASE(test_a_refusal_moves_the_plan_to_others),
         CASE(test_no_room_for_both_retires_first),
         CASE(test_a_lost_participant_is_replaced_at_once),
+        CASE(test_a_report_that_comes_late_is_skipped),
+        CASE(test_a_session_that_flaps_moves_no_plan),
+        CASE(test_a_participant_that_does_not_count_is_replaced_while_it_runs),
         CASE(test_a_join_is_used_only_when_it_gains_ten_percent),
         CASE(test_a_new_planner_adopts_what_runs_under_its_old_epoch),
         CASE(test_a_new_planner_finishes_a_commit_or_aborts),
