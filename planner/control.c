@@ -364,11 +364,6 @@ void control_local_at(const struct control *c, uint32_t i, struct control_local 
     *ret = (struct control_local){&l->plan, l->stage, l->state, l->suspended};
 }
 
-uint64_t control_reserved_bytes(const struct control *c)
-{
-    return control_reserved_bytes(c);
-}
-
 const struct plan *control_active(const struct control *c, const struct hash256 *model)
 {
     for (uint32_t i = 0; i < c->state.n_active; i++)

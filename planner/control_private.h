@@ -260,7 +260,6 @@ void control_tell_planner(struct control *c);
 uint64_t control_elect_due(const struct control *c);
 
 /* control_member.c */
-uint64_t control_reserved_bytes(const struct control *c);
 uint64_t control_state_digest(const struct state *s);
 enum err control_prepare_in(struct control *c, const struct node_id *from,
                             const Covey__Control__Prepare *m);
