@@ -168,12 +168,46 @@ static void test_trust_conversation_survives_every_failure(void **state)
     }
 }
 
+/* Where "used" could not be written down for want of memory, nothing is signed until it was. */
+static void test_trust_signs_only_after_used_is_on_disk(void **state)
+{
+    (void)state;
+    int n_held_up = 0;
+    bool failed = true;
+    for (long n = 0; failed; n++) {
+        struct world w;
+        struct session_psk psk;
+        world_init(&w, 2, 3);
+        struct token token = world_invite(&w, 0, false);
+        (void)world_step(&w, 1, (struct trust_event){.kind = TRUST_JOIN, .token = token});
+        assert_true(trust_join_psk(w.nodes[1].trust, &psk));
+        assert_true(world_connect(&w, 1, 0, psk) != 0);
+        while (!(w.queue[0].len == 2 && w.queue[0].bytes[0] == 0x12)) /* until Join is next */
+            world_deliver(&w);
+        *alloc_plan() = (struct alloc_plan){.countdown = -1};
+        held_countdown = n;
+        size_t before = w.nodes[0].n_writes;
+        world_deliver(&w);
+        failed = alloc_plan()->failed;
+        held_countdown = -1;
+        if (w.nodes[0].n_writes == before && w.links[1].up) {
+            (void)world_step(&w, 0, (struct trust_event){.kind = TRUST_TICK});
+            assert_int_equal(world_role(&w, 1, 0), TRUST_ROLE_NONE);
+            n_held_up += w.nodes[0].n_writes > before;
+        }
+        world_run(&w);
+        world_deinit(&w);
+    }
+    assert_true(n_held_up > 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_session_new_survives_every_failure),
         cmocka_unit_test(test_trust_new_survives_every_failure),
         cmocka_unit_test(test_trust_conversation_survives_every_failure),
+        cmocka_unit_test(test_trust_signs_only_after_used_is_on_disk),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -211,6 +211,30 @@ static void test_trust_token_expires(void **state)
     world_deinit(&w);
 }
 
+/* The token's last moment passes between introduction and request: no step came between to clear
+ * it. */
+static bool expire_at_request(struct world *w, uint32_t number, struct world_message *m)
+{
+    (void)number;
+    if (m->len == 2 && m->bytes[0] == 0x12) /* Join */
+        w->now_us += TRUST_INVITE_US_DEFAULT;
+    return true;
+}
+
+static void test_trust_token_expires_before_the_request(void **state)
+{
+    (void)state;
+    struct world w;
+    enum err e;
+    world_init(&w, 2, 44);
+    struct token token = world_invite(&w, 0, false);
+    w.meddle = expire_at_request;
+    assert_true(world_join_with(&w, 1, 0, token, false, &e) != 0);
+    assert_role(&w, 1, 0, NONE);
+    assert_reason(&w, 0, REJECTED, "token");
+    world_deinit(&w);
+}
+
 static void test_trust_token_dies_with_a_restart(void **state)
 {
     (void)state;
@@ -817,6 +841,107 @@ static void test_trust_text_of_peers_is_made_harmless(void **state)
     world_deinit(&w);
 }
 
+/* Random histories of six nodes: admissions, revocations, approvals, restarts, departures, links
+ * that come and go, messages that are lost. Once all can talk again, those who belong together see
+ * the same. */
+static bool lose_some(struct world *w, uint32_t number, struct world_message *m)
+{
+    (void)m;
+    return (number * 2654435761u >> 16) % 8 != w->meddle_at;
+}
+
+static void do_something(struct world *w, struct rng *rng)
+{
+    enum err e;
+    int a = (int)rng_below(rng, WORLD_NODES), b = (int)rng_below(rng, WORLD_NODES);
+    struct trust_event event = {.key = w->nodes[b].identity.id, .worker = rng_below(rng, 4) == 0};
+    switch (rng_below(rng, 12)) {
+    case 0:
+    case 1:
+    case 2:
+        event.kind = TRUST_INVITE;
+        if (a != b && world_step(w, a, event) == ERR_OK)
+            (void)world_join_with(w, b, a, w->nodes[a].token, rng_below(rng, 8) == 0, &e);
+        break;
+    case 3:
+        (void)world_revoke(w, a, b);
+        break;
+    case 4:
+        event.kind = TRUST_APPROVE;
+        (void)world_step(w, a, event);
+        break;
+    case 5:
+        world_stop(w, a);
+        world_start(w, a);
+        break;
+    case 6:
+        event.kind = TRUST_LEAVE;
+        if (rng_below(rng, 6) == 0)
+            (void)world_step(w, a, event);
+        break;
+    case 7:
+    case 8:
+        if (w->n_links)
+            world_drop_link(w, 1 + rng_below(rng, w->n_links));
+        break;
+    default:
+        if (a != b)
+            (void)world_dial(w, a, b);
+    }
+    world_run(w);
+}
+
+static uint32_t check_agreement(struct world *w)
+{
+    uint32_t n_trusted = 0;
+    for (int a = 0; a < WORLD_NODES; a++) {
+        for (int b = 0; b < WORLD_NODES; b++) {
+            if (a == b || !trust_is_member(w->nodes[a].trust, &w->nodes[b].identity.id) ||
+                !trust_is_member(w->nodes[b].trust, &w->nodes[a].identity.id) ||
+                !hash256_eq(trust_cluster_id(w->nodes[a].trust),
+                            trust_cluster_id(w->nodes[b].trust)))
+                continue;
+            assert_true(world_is_trusted(w, world_dial(w, a, b)));
+            assert_same_view(w, a, b);
+            n_trusted++;
+        }
+    }
+    return n_trusted;
+}
+
+static void test_trust_agrees_after_random_histories(void **state)
+{
+    (void)state;
+    uint32_t n_trusted = 0;
+    for (uint64_t seed = 1; seed <= 60; seed++) {
+        static struct world w;
+        struct rng rng;
+        rng_seed(&rng, seed);
+        world_init(&w, WORLD_NODES, 1000 + seed);
+        w.meddle = lose_some;
+        w.meddle_at = seed % 3 ? 99 : 3; /* every third seed loses one message in eight */
+        for (int i = 0; i < 60 && w.n_links < WORLD_LINKS - 160; i++) {
+            do_something(&w, &rng);
+            world_forget_effects(&w);
+        }
+        w.meddle = NULL;
+        world_pass_time(&w, TRUST_JOIN_US);
+        for (int round = 0; round < 2; round++) {
+            for (int a = 0; a < WORLD_NODES; a++) {
+                for (int b = 0; b < WORLD_NODES; b++) {
+                    if (a != b)
+                        (void)world_dial(&w, a, b);
+                }
+            }
+            world_forget_effects(&w);
+            world_pass_time(&w, TRUST_DIGEST_US);
+        }
+        n_trusted += check_agreement(&w);
+        world_deinit(&w);
+    }
+    assert_true(n_trusted > 200);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -828,6 +953,7 @@ int main(void)
         cmocka_unit_test(test_trust_token_is_good_once),
         cmocka_unit_test(test_trust_two_holders_of_a_token_race),
         cmocka_unit_test(test_trust_token_expires),
+        cmocka_unit_test(test_trust_token_expires_before_the_request),
         cmocka_unit_test(test_trust_token_dies_with_a_restart),
         cmocka_unit_test(test_trust_restart_between_used_and_sign),
         cmocka_unit_test(test_trust_says_nothing_before_the_disk),
@@ -849,6 +975,7 @@ int main(void)
         cmocka_unit_test(test_trust_closes_on_words_out_of_turn),
         cmocka_unit_test(test_trust_refuses_damaged_disks),
         cmocka_unit_test(test_trust_text_of_peers_is_made_harmless),
+        cmocka_unit_test(test_trust_agrees_after_random_histories),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
