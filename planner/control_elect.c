@@ -262,7 +262,7 @@ void control_claim_in(struct control *c, const struct node_id *from, const Covey
         c->promised_us = c->now_us;
         control_term_raise(c, m->term);
         /* It will plan in a moment; do not cross it. */
-        c->next_claim_us = MAX_OF(c->next_claim_us, c->now_us + 2 * CONTROL_CLAIM_US);
+        c->next_claim_us = MAX_OF(c->next_claim_us, c->now_us + UINT64_C(2) * CONTROL_CLAIM_US);
     }
     control_send_claim_answer(c, from, m->term, agree);
 }

@@ -108,7 +108,8 @@ static bool entry_from_message(const Covey__Control__Wanted *m, struct wanted *r
     for (size_t i = 0; i < n; i++)
         if ((unsigned char)m->model_name[i] < 0x20 || m->model_name[i] == 0x7f)
             return false;
-    memcpy(ret->name, m->model_name, n);
+    if (n > 0)
+        memcpy(ret->name, m->model_name, n);
     ret->clock = m->clock;
     ret->wanted = m->wanted;
     ret->context = m->context;

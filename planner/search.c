@@ -462,8 +462,8 @@ enum err search_plan(const struct topology *t, const struct model_shape *shape,
     if (e != ERR_OK)
         return err_set(text, e, "a context of %u is more than the %u positions of this model",
                        options->context, shape->context_max);
-    struct field f;
-    struct route r;
+    struct field f = {0};
+    struct route r = {.cost = INFINITY};
     uint32_t base = MIN_OF((uint32_t)SEARCH_CONTEXT_BASE, shape->context_max);
     uint32_t context = options->context ? options->context : base;
     TRY(search_context(t, shape, options, context, &f, &r));

@@ -181,6 +181,37 @@ static void test_the_replaced_epoch_drains_for_thirty_seconds_at_most(void **sta
     assert_int_equal(local_state(l, &b), EPOCH_CURRENT);
 }
 
+/* 3.9: where the one before last still drains when the next is committed, it ends at once. */
+static void test_a_third_epoch_of_an_instance_makes_the_first_go(void **state)
+{
+    struct lab *l = *state;
+    follow_ann(l);
+    node(l, ME)->budget_bytes = 1 << 30;
+    show(l);
+    struct plan a = plan_of(ANN, 4, 1, "\x01\x02"), b = plan_of(ANN, 4, 2, "\x02\x01"),
+                c = plan_of(ANN, 4, 3, "\x01\x03");
+    const struct plan *both[] = {&a, &b};
+    for (uint32_t i = 0; i < 2; i++) {
+        prepare(l, ANN, 4, both[i]);
+        command(l, ANN, 4, COMMIT, both[i]);
+        struct control_event committed = {.kind = CONTROL_COMMITTED, .epoch = both[i]->epoch.hash};
+        assert_int_equal(feed(l, &committed), ERR_OK);
+        l->obedient = i == 0; /* the shell does not finish draining a */
+        tell_state(l, ANN, 4, both[i]);
+        l->obedient = true;
+        if (i == 0)
+            continue;
+        assert_int_equal(local_state(l, &a), EPOCH_DRAINING);
+    }
+    l->obedient = false;
+    prepare(l, ANN, 4, &c);
+    (void)feed(l, &(struct control_event){.kind = CONTROL_PREPARED, .epoch = c.epoch.hash});
+    command(l, ANN, 4, COMMIT, &c);
+    assert_true(epoch_eq(&did(l, CONTROL_RETIRE)->plan.epoch, &a.epoch));
+    assert_int_equal(local_state(l, &a), EPOCH_GOING);
+    assert_int_equal(local_state(l, &b), EPOCH_CURRENT);
+}
+
 static void test_an_aborted_commit_leaves_the_old_epoch(void **state)
 {
     struct lab *l = *state;
@@ -640,6 +671,7 @@ int main(void)
         CASE(test_a_prepared_plan_lapses_after_a_minute_without_planner),
         CASE(test_a_running_plan_outlives_its_planner_while_frames_flow),
         CASE(test_the_replaced_epoch_drains_for_thirty_seconds_at_most),
+        CASE(test_a_third_epoch_of_an_instance_makes_the_first_go),
         CASE(test_an_aborted_commit_leaves_the_old_epoch),
         CASE(test_after_sleep_nothing_runs_until_confirmed),
         CASE(test_commit_only_when_all_are_prepared_active_only_when_all_committed),
