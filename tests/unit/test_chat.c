@@ -327,6 +327,8 @@ static void test_chat_refuses_what_is_no_conversation(void **state)
     struct token_ids ids = {0};
     struct err_text text = {""};
     assert_int_equal(chat_prompt(chat, &request, 5, &ids, &text), ERR_LIMIT);
+    assert_int_equal(ids.n, 0);
+    token_ids_deinit(&ids);
     json_decref(messages);
     chat_free(chat);
     tokenizer_free(b.t);

@@ -76,7 +76,7 @@ static struct tokenizer *open_smollm2(void)
     char path[4096];
     need_model_file("smollm2-135m.gguf", path);
     struct gguf *g;
-    struct tokenizer *t;
+    struct tokenizer *t = NULL;
     struct err_text error = {""};
     if (gguf_open(path, &g, &error) || tokenizer_new_gguf(g, &t, &error))
         fail_msg("%s", error.text);
