@@ -316,6 +316,7 @@ static void on_link_down(struct pipeline *p, const struct node_id *id)
         head_on_link_down(p, run, id);
         stage_on_link_down(p, run, id);
     }
+    relay_on_link_down(p, id);
     entry_on_link_down(p, id);
 }
 
@@ -348,6 +349,7 @@ static void on_stale(struct pipeline *p, struct run *run, const struct node_id *
                      const struct frame *f)
 {
     entry_on_stale(p, from, f->header.epoch);
+    relay_on_stale(p, from, f->header.epoch);
     if (!run || plan_stage_of(&run->plan, from) < 1)
         return;
     static const struct frame_error stale = {.code = FRAME_E_STALE};
@@ -358,16 +360,15 @@ static void on_stale(struct pipeline *p, struct run *run, const struct node_id *
         stage_break(p, run, ERR_STALE);
 }
 
-static enum err on_open(struct pipeline *p, struct run *run, const struct node_id *from,
-                        const struct frame *f)
+static void on_open(struct pipeline *p, struct run *run, const struct node_id *from,
+                    const struct frame *f, const struct run *known)
 {
-    if (run_is_head(run))
+    if (run && run_is_head(run))
         head_on_open(p, run, from, &f->open);
-    else if (run_is_tail(run) && node_id_eq(from, run_head(run)))
+    else if (run && run_is_tail(run) && node_id_eq(from, run_head(run)))
         stage_on_open(p, run, f);
-    else
-        return ERR_CORRUPT;
-    return ERR_OK;
+    else if (!relay_on_open(p, from, f))
+        say_stale(p, from, f, known);
 }
 
 /* What comes back to a head or an entry. */
@@ -383,6 +384,7 @@ static void on_answer(struct pipeline *p, struct run *run, const struct node_id 
         if (from_tail)
             head_on_token(p, run, h->step, &f->token);
         entry_on_token(p, from, h->epoch, &f->token);
+        relay_on_token(p, from, h->epoch, &f->token);
         break;
     case FRAME_CREDIT:
         if (from_tail)
@@ -391,13 +393,14 @@ static void on_answer(struct pipeline *p, struct run *run, const struct node_id 
     case FRAME_HAVE:
         if (from_stage && h->step > 0)
             head_on_have(p, run, from, h->step, &f->have);
-        else
-            entry_on_have(p, from, h->epoch, &f->have);
+        entry_on_have(p, from, h->epoch, &f->have);
+        relay_on_have(p, from, h->epoch, &f->have);
         break;
     default:
         if (from_stage)
             head_on_error(p, run, h->step, &f->error);
         entry_on_error(p, from, h->epoch, &f->error);
+        relay_on_error(p, from, h->epoch, &f->error);
         break;
     }
 }
@@ -415,12 +418,11 @@ static enum err on_frame(struct pipeline *p, const struct node_id *from, const s
         say_stale(p, from, f, known);
         return ERR_OK;
     case FRAME_OPEN:
-        if (run)
-            return on_open(p, run, from, f);
-        say_stale(p, from, f, known);
+        on_open(p, run, from, f, known);
         return ERR_OK;
     case FRAME_CANCEL:
         head_on_cancel(p, from, &f->cancel);
+        relay_on_cancel(p, from, &f->cancel);
         return ERR_OK;
     case FRAME_STALE:
         on_stale(p, run, from, f);

@@ -11,10 +11,11 @@
  * order. Not here: loading stages, sampling arithmetic, stop strings (the entry's client side looks
  * for them and cancels), the control plane that says which plan is installed, committed or retired.
  *
- * Views. Pointers in an event are read during the call only, but for two that may come back in its
- * effects: the rows of a STEP frame as a COMPUTE's input, the rows of COMPUTED in a SEND. So a
- * frame and the output rows must live until the effects of that call are carried out. Pointers in
- * effects are valid until the next call. A shell that computes later than that copies.
+ * Views. Pointers in an event are read during the call only, but for three that may come back in
+ * its effects: the rows of a STEP frame as a COMPUTE's input, the token ids of an OPEN that is
+ * passed on, the rows of COMPUTED in a SEND. So a frame and the output rows must live until the
+ * effects of that call are carried out. Pointers in effects are valid until the next call. A shell
+ * that computes later than that copies.
  *
  * Memory is taken when epochs are installed and requests come, within the maxima below; nothing is
  * allocated per token. */

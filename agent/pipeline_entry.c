@@ -66,7 +66,7 @@ static void request_retry(struct pipeline *p, struct request *r, enum err e)
     r->state = REQUEST_WAITING;
     r->last_err = e;
     r->alias = 0;
-    r->tail_wait_at = 0;
+    r->wait_at = 0;
     r->retry_at = r->fruitless == 0 ? p->now : p->now + backoff_us(r->fruitless);
     if (++r->fruitless > PIPELINE_FRUITLESS_ATTEMPTS_MAX)
         request_end(p, r, ERR_IO, 0,
@@ -114,6 +114,7 @@ enum err entry_submit(struct pipeline *p, const struct pipeline_submit *s)
         .submitted_at = p->now,
         .progress_at = p->now,
         .retry_at = p->now,
+        .patience_us = PIPELINE_NO_PLAN_US,
     };
     return ERR_OK;
 }
@@ -169,22 +170,55 @@ static uint32_t fit_context(struct pipeline *p, struct request *r, const struct 
     return limit;
 }
 
-/* The head must be reachable; for the tail the head can stand in. */
-static bool links_ready(struct pipeline *p, struct request *r, const struct node_id *head,
-                        const struct node_id *tail)
+/* A member that may reach the head for us: other stages first, each attempt another one. Those that
+ * we have no link to are asked for one. */
+static const struct node_id *choose_relay(struct pipeline *p, const struct request *r,
+                                          const struct plan *plan)
 {
-    r->via_head = false;
+    const struct node_id *up[PIPELINE_PEERS_MAX + PLAN_STAGES_MAX];
+    uint32_t n = 0;
+    for (uint32_t i = 1; i < plan->n_stages; i++) {
+        const struct node_id *id = &plan->stages[i].node;
+        if (is_self(p, id))
+            continue;
+        if (peer_is_up(p, id))
+            up[n++] = id;
+        else
+            peer_want(p, id);
+    }
+    for (uint32_t i = 0; i < PIPELINE_PEERS_MAX; i++) {
+        const struct peer *peer = &p->peers[i];
+        if (!peer->used || plan_stage_of(plan, &peer->id) >= 0)
+            continue;
+        if (peer->up)
+            up[n++] = &peer->id;
+        else
+            peer_want(p, &peer->id);
+    }
+    return n ? up[r->fruitless % n] : NULL;
+}
+
+/* Whom to send the OPEN to. The best is the head, with tokens straight from the tail; after a
+ * while the head passes tokens on, or a relay everything. NULL: not yet. */
+static const struct node_id *choose_way(struct pipeline *p, struct request *r,
+                                        const struct plan *plan)
+{
+    const struct node_id *head = &plan->stages[0].node;
+    const struct node_id *tail = &plan->stages[plan->n_stages - 1].node;
     bool tail_up = peer_is_up(p, tail), head_up = peer_is_up(p, head);
+    r->via_head = false;
+    if (is_self(p, head) || (head_up && tail_up))
+        return head; /* a head sees to its tail itself */
     if (!head_up)
         peer_want(p, head);
     if (!tail_up)
         peer_want(p, tail);
-    if (!head_up || tail_up || is_self(p, head))
-        return head_up; /* a head sees to its tail itself */
-    if (r->tail_wait_at == 0)
-        r->tail_wait_at = p->now + TAIL_WAIT_US;
-    r->via_head = p->now >= r->tail_wait_at;
-    return r->via_head;
+    if (r->wait_at == 0)
+        r->wait_at = p->now + DETOUR_US;
+    if (p->now < r->wait_at)
+        return NULL;
+    r->via_head = true;
+    return head_up ? head : choose_relay(p, r, plan);
 }
 
 static void open_at_head(struct pipeline *p, struct request *r)
@@ -220,15 +254,15 @@ static void try_open(struct pipeline *p, struct request *r)
 {
     const struct route *route = route_of(p, &r->model);
     if (!route || !route->present) {
+        r->patience_us = PIPELINE_NO_PLAN_US;
         if (route && r->attempt == 0 && reason_is_final(route->reason))
             request_end(p, r, route->reason, 0,
                         route->text.text[0] ? route->text.text : "no plan runs this model");
         return;
     }
     const struct plan *plan = &route->plan;
-    const struct node_id *head = &plan->stages[0].node;
-    const struct node_id *tail = &plan->stages[plan->n_stages - 1].node;
-    if (!links_ready(p, r, head, tail))
+    const struct node_id *head = choose_way(p, r, plan);
+    if (!head)
         return;
     uint32_t limit = fit_context(p, r, plan);
     if (limit == 0)
@@ -237,10 +271,11 @@ static void try_open(struct pipeline *p, struct request *r)
     r->state = REQUEST_OPENED;
     r->alias = route->alias;
     r->head = *head;
-    r->tail = *tail;
+    r->tail = plan->stages[plan->n_stages - 1].node;
     r->context = limit;
     r->silence_us = PIPELINE_SILENCE_US + 4 * predicted_us(plan, 1, PIPELINE_CHUNK_ROWS);
-    r->silence_us <<= MIN_OF(r->fruitless, 3u);
+    r->patience_us = MAX_OF(PIPELINE_NO_PLAN_US, 4 * r->silence_us); /* some attempts */
+    r->silence_us <<= MIN_OF(r->fruitless, 1u);
     r->have_n = 0;
     r->heard_at = p->now;
     if (r->opened_at == 0)
@@ -268,7 +303,7 @@ void entry_on_route(struct pipeline *p, const struct route *route)
         struct request *r = &p->requests[i];
         if (r->state == REQUEST_WAITING && hash256_eq(&r->model, &route->model)) {
             r->retry_at = p->now;
-            r->tail_wait_at = 0;
+            r->wait_at = 0;
         }
     }
 }
@@ -411,7 +446,7 @@ void entry_timers(struct pipeline *p)
             continue;
         if (p->now >= r->deadline_us)
             request_end(p, r, ERR_TIMEOUT, 0, "the time allowed for this request is over");
-        else if (p->now - r->progress_at >= PIPELINE_NO_PLAN_US)
+        else if (p->now - r->progress_at >= r->patience_us)
             request_end(p, r, ERR_TIMEOUT, 0, no_progress_text(p, r));
         else if (r->state == REQUEST_OPENED && p->now - r->heard_at >= r->silence_us)
             request_retry(p, r, ERR_TIMEOUT);
@@ -425,13 +460,13 @@ uint64_t entry_due(const struct pipeline *p)
         const struct request *r = &p->requests[i];
         if (r->state != REQUEST_WAITING && r->state != REQUEST_OPENED)
             continue;
-        due = MIN_OF(due, MIN_OF(r->deadline_us, r->progress_at + PIPELINE_NO_PLAN_US));
+        due = MIN_OF(due, MIN_OF(r->deadline_us, r->progress_at + r->patience_us));
         if (r->state == REQUEST_OPENED)
             due = MIN_OF(due, r->heard_at + r->silence_us);
         else if (r->retry_at > p->now)
             due = MIN_OF(due, r->retry_at);
         else
-            due = MIN_OF(due, r->tail_wait_at > p->now ? r->tail_wait_at : p->now + WANT_LINK_US);
+            due = MIN_OF(due, r->wait_at > p->now ? r->wait_at : p->now + WANT_LINK_US);
     }
     return due;
 }

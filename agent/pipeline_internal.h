@@ -1,9 +1,11 @@
 /* What the files of the data-plane core share. Nobody else includes this.
  *
  *   pipeline.c         events, epochs, peers, effects, timers
- *   pipeline_stage.c   one stage of one epoch: slots, the queue of steps, computing, the tail
+ *   pipeline_stage.c   one stage of one epoch: steps in order, computing, the tail
  *   pipeline_head.c    the head: sequences, streams, admission, building steps
  *   pipeline_entry.c   requests of clients: OPEN, tokens, recovery
+ *   pipeline_relay.c   passing a request on for an entry that cannot reach the head
+ *   pipeline_slot.c    slots with their token lists, the ring of steps
  *   pipeline_chain.c   the hash chain over tokens
  *
  * Words: a *run* is one epoch's plan with this node's stage; a *sequence* is a request in the hands
@@ -26,7 +28,7 @@ enum {
     EFFECTS_ROOM = 256,            /* no unit of work of the pump has more effects */
     WANT_LINK_US = 1000 * 1000,    /* between two WANT_LINK for one peer */
     LINK_WAIT_US = 2000 * 1000,    /* the head waits so long for its links */
-    TAIL_WAIT_US = 1000 * 1000,    /* the entry waits so long for a link to the tail */
+    DETOUR_US = 1000 * 1000,       /* the entry waits so long for its links to head and tail */
     SYNC_US = 1000 * 1000,         /* the head waits so long for HAVE */
     REUSE_MIN = 8,                 /* a shorter common prefix does not decide which slot is taken */
     OPEN_WAIT_US = 2000 * 1000,    /* the tail waits so long for the OPEN of an admitted sequence */
@@ -34,6 +36,7 @@ enum {
     STATS_US = 1000 * 1000,
     BACKOFF_FIRST_US = 20 * 1000,
     BACKOFF_MAX_US = 1000 * 1000,
+    RELAYS_MAX = 64,
     PENDING_OPENS_MAX = 2 * STAGE_SLOTS_MAX,
 };
 
@@ -76,13 +79,14 @@ struct request {
     uint64_t alias;
     struct node_id head, tail;
     uint32_t context;
-    bool via_head; /* tokens come from the head, since the tail cannot be reached */
-    uint64_t silence_us;
+    bool via_head;        /* tokens come from the head, since the tail cannot be reached */
+    uint64_t silence_us;  /* then the attempt is over */
+    uint64_t patience_us; /* then the request is */
     uint32_t have_n;
     uint64_t heard_at;
     /* times */
     uint64_t submitted_at, opened_at, first_token_at, last_token_at;
-    uint64_t progress_at, retry_at, tail_wait_at;
+    uint64_t progress_at, retry_at, wait_at;
 };
 
 /* --- stage --- */
@@ -209,6 +213,17 @@ struct sequence {
     uint64_t said_at;     /* last token or HAVE to the entry */
 };
 
+/* --- relay --- */
+
+struct relay {
+    bool used;
+    struct request_id request;
+    uint32_t attempt;
+    struct node_id origin; /* the entry, or another relay */
+    struct node_id head, tail;
+    uint64_t alias;
+};
+
 struct pipeline {
     struct node_id self;
     uint32_t chunk_rows;
@@ -218,6 +233,7 @@ struct pipeline {
     struct request requests[PIPELINE_REQUESTS_MAX];
     struct run runs[PIPELINE_EPOCHS_MAX];
     struct sequence sequences[PIPELINE_SEQUENCES_MAX];
+    struct relay relays[RELAYS_MAX];
     uint64_t next_order;
     uint32_t run_turn;
 
@@ -345,5 +361,18 @@ void entry_pump(struct pipeline *p);
 void entry_timers(struct pipeline *p);
 uint64_t entry_due(const struct pipeline *p);
 void entry_collect(struct pipeline *p);
+
+/* pipeline_relay.c. False: no route by that epoch is known here. */
+bool relay_on_open(struct pipeline *p, const struct node_id *from, const struct frame *f);
+void relay_on_cancel(struct pipeline *p, const struct node_id *from,
+                     const struct frame_cancel *cancel);
+void relay_on_token(struct pipeline *p, const struct node_id *from, uint64_t epoch,
+                    const struct frame_token *token);
+void relay_on_have(struct pipeline *p, const struct node_id *from, uint64_t epoch,
+                   const struct frame_have *have);
+void relay_on_error(struct pipeline *p, const struct node_id *from, uint64_t epoch,
+                    const struct frame_error *error);
+void relay_on_stale(struct pipeline *p, const struct node_id *from, uint64_t epoch);
+void relay_on_link_down(struct pipeline *p, const struct node_id *id);
 
 #endif

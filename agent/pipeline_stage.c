@@ -446,6 +446,7 @@ static void tell_token(struct pipeline *p, struct run *run, const struct node_id
         stage_break(p, run, ERR_CLOSED);
     if (is_self(p, to)) {
         entry_on_token(p, &p->self, run->alias, token);
+        relay_on_token(p, &p->self, run->alias, token);
     } else if ((is_self(p, head) || !node_id_eq(to, head)) &&
                !send_token(p, run, to, step, token)) {
         struct frame_error error = {token->request, token->attempt, frame_error_of(ERR_CLOSED)};

@@ -533,7 +533,7 @@ static void finish_compute(struct world *w, uint32_t at)
 static void random_plan(struct world *w, struct plan *plan)
 {
     uint32_t order[NODES], n = 0;
-    for (uint32_t i = 0; i < w->o.n_nodes; i++) {
+    for (uint32_t i = w->o.island; i < w->o.n_nodes; i++) {
         if (w->nodes[i].alive)
             order[n++] = i;
     }
@@ -707,6 +707,10 @@ static void start_node(struct world *w, uint32_t at)
                      &node->p) != ERR_OK)
         abort();
     node->alive = true;
+    if (w->o.island && at < 2) { /* members hold links; here the only one that there can be */
+        struct event *e = post(w, w->now + 10 * MS, EV_CONNECT, 0);
+        e->peer = 1;
+    }
     if (w->current >= 0)
         post(w, w->now + below(w, 100 * MS), EV_ROUTE, at)->number = (uint32_t)w->current;
 }
@@ -804,10 +808,17 @@ static void cut_something(struct world *w)
         w->blocked[MIN_OF(a, b)][MAX_OF(a, b)] = true; /* until all is healed */
 }
 
+static void make_island(struct world *w)
+{
+    for (uint32_t i = 2; w->o.island && i < w->o.n_nodes; i++)
+        w->blocked[0][i] = true;
+}
+
 static void heal(struct world *w)
 {
     w->healed = true;
     memset(w->blocked, 0, sizeof w->blocked);
+    make_island(w);
     post(w, w->now + 1000 * MS, EV_REPLAN, NODES);
     first_requests(w, 2, w->now + 6000 * MS, 100); /* everything works again */
 }
@@ -947,6 +958,7 @@ static void set_up(struct world *w)
             w->nodes[i].id.bytes[k] = (uint8_t)below(w, 256);
         start_node(w, i);
     }
+    make_island(w);
     post(w, 0, EV_REPLAN, NODES);
     post(w, HEAL_US, EV_HEAL, NODES);
     first_requests(w, w->o.n_requests, 0, 8000);

@@ -15,6 +15,7 @@ struct data_world_options {
     uint32_t n_stages; /* at most; 0: any */
     uint32_t n_requests;
     bool cuts, kills, replans, cancels, deadlines, failures, stalls;
+    bool island; /* node 0 is in no plan and reaches node 1 alone: needs relays */
     bool losses; /* links break their promise and lose single frames: must only cost time */
 };
 

@@ -93,6 +93,19 @@ static void test_answers_through_links_that_lose_frames(void **state)
     run_worlds("losses", &(struct data_world_options){.n_requests = 8, .losses = true}, 300);
 }
 
+static void test_answers_through_relays(void **state)
+{
+    (void)state;
+    run_worlds("relays",
+               &(struct data_world_options){.n_nodes = 5,
+                                            .n_requests = 10,
+                                            .island = true,
+                                            .replans = true,
+                                            .kills = true,
+                                            .cancels = true},
+               200);
+}
+
 static void test_answers_through_everything_at_once(void **state)
 {
     (void)state;
@@ -129,6 +142,7 @@ int main(void)
         cmocka_unit_test(test_answers_through_deaths),
         cmocka_unit_test(test_answers_through_failing_and_stalling_stages),
         cmocka_unit_test(test_answers_through_links_that_lose_frames),
+        cmocka_unit_test(test_answers_through_relays),
         cmocka_unit_test(test_answers_through_everything_at_once),
         cmocka_unit_test(test_same_seed_same_run),
     };

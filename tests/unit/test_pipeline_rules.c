@@ -658,6 +658,38 @@ static void test_head_stands_in_for_a_tail_out_of_reach(void **state)
     tear_down(&r);
 }
 
+/* Rule 3.11: the head is out of reach, node 1 (here the tail) is not. */
+static void test_member_passes_a_request_on(void **state)
+{
+    (void)state;
+    for (uint32_t n_stages = 1; n_stages <= 2; n_stages++) {
+        struct rig r;
+        set_up(&r);
+        struct plan plan = plan_of(&r, n_stages, 1);
+        link_pair(&r, PIPELINE_LINK_UP, 0, 1);
+        link_pair(&r, PIPELINE_LINK_UP, 1, 2);
+        install(&r, &plan, 1, 4);
+        route(&r, 1, &plan);
+        route(&r, 2, &plan);
+        submit(&r, 2, 1, prompt_of, 4, 3);
+        settle(&r, 3);
+        assert_null(find_send(&r, 2, FRAME_OPEN));
+        pass_time(&r, 2, r.now + 1100 * MS);
+        settle(&r, 3);
+        assert_int_equal(count_tokens(&r, 2), 3);
+        assert_int_equal(find(&r, 2, PIPELINE_DO_END)->end.err, ERR_OK);
+        /* The relay loses the head: the entry hears it at once and tries again. */
+        submit(&r, 2, 2, prompt_of, 4, 3);
+        pass_time(&r, 2, r.now + 1100 * MS);
+        deliver(&r, 2, 1);
+        assert_non_null(find_send(&r, 1, FRAME_OPEN));
+        forget(&r, 1);
+        link_event(&r, 1, PIPELINE_LINK_DOWN, 0);
+        assert_non_null(find_send(&r, 1, FRAME_ERROR));
+        tear_down(&r);
+    }
+}
+
 static void token_to_entry(struct rig *r, const struct plan *plan, uint32_t attempt,
                            uint32_t position, int32_t id)
 {
@@ -780,6 +812,7 @@ int main(void)
         cmocka_unit_test(test_final_reason_ends_new_requests_at_once),
         cmocka_unit_test(test_deadline_and_cancel_end_requests),
         cmocka_unit_test(test_head_stands_in_for_a_tail_out_of_reach),
+        cmocka_unit_test(test_member_passes_a_request_on),
         cmocka_unit_test(test_each_position_is_accepted_once),
         cmocka_unit_test(test_slow_stage_is_said_once),
         cmocka_unit_test(test_silent_cluster_ends_requests),
