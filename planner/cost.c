@@ -41,12 +41,18 @@ static uint64_t mul_sat(uint64_t a, uint64_t b)
     return mul_overflows(a, b, &product) ? UINT64_MAX : product;
 }
 
-uint64_t cost_stage_memory(const struct model_shape *shape, uint32_t first, uint32_t n,
-                           uint32_t context)
+struct cost_run cost_run_of(const struct model_shape *shape, uint32_t first, uint32_t n)
 {
-    uint64_t bytes = COST_RESERVE_BYTES;
+    struct cost_run run = {first, n, 0};
     for (uint32_t i = first; i < first + n; i++)
-        bytes = add_sat(bytes, shape->layer_bytes[i]);
+        run.bytes = add_sat(run.bytes, shape->layer_bytes[i]);
+    return run;
+}
+
+uint64_t cost_stage_memory(const struct model_shape *shape, struct cost_run run, uint32_t context)
+{
+    uint32_t first = run.first, n = run.n;
+    uint64_t bytes = add_sat(COST_RESERVE_BYTES, run.bytes);
     bytes = add_sat(bytes, mul_sat(mul_sat(shape->kv_bytes_per_position, context), n));
     bytes = add_sat(bytes, mul_sat(shape->activation_bytes_per_row, COST_STEP_ROWS));
     bool head = first == 0, tail = first + n == shape->n_layers;
@@ -73,12 +79,11 @@ static double row_bytes(const struct model_shape *shape)
 }
 
 double cost_stage_token_us(const struct topology_node *node, const struct model_shape *shape,
-                           uint32_t first, uint32_t n, uint32_t context)
+                           struct cost_run run, uint32_t context)
 {
+    uint32_t first = run.first, n = run.n;
     double depth = MIN_OF(context, (uint32_t)COST_DEPTH);
-    double bytes = (double)shape->kv_bytes_per_position * depth * n;
-    for (uint32_t i = first; i < first + n; i++)
-        bytes += (double)shape->layer_bytes[i];
+    double bytes = (double)run.bytes + (double)shape->kv_bytes_per_position * depth * n;
     double us = part_us(node, bytes, (double)shape->layer_macs * n);
     if (first == 0)
         us += part_us(node, row_bytes(shape), 0);
@@ -88,15 +93,14 @@ double cost_stage_token_us(const struct topology_node *node, const struct model_
 }
 
 double cost_stage_prefill_us(const struct topology_node *node, const struct model_shape *shape,
-                             uint32_t first, uint32_t n)
+                             struct cost_run run)
 {
+    uint32_t first = run.first, n = run.n;
     const double rows = COST_PREFILL_ROWS;
-    double bytes = 0;
-    for (uint32_t i = first; i < first + n; i++)
-        bytes += (double)shape->layer_bytes[i];
     /* Attention within the chunk: scores and values, over half of it on average. */
     double attention_macs = 2.0 * (double)shape->hidden * rows / 2.0;
-    double us = part_us(node, bytes / rows, ((double)shape->layer_macs + attention_macs) * n);
+    double us =
+        part_us(node, (double)run.bytes / rows, ((double)shape->layer_macs + attention_macs) * n);
     if (first == 0)
         us += part_us(node, row_bytes(shape), 0);
     /* Only the last row of a prompt needs logits. */
@@ -153,14 +157,15 @@ static bool cost_one_stage(const struct topology *t, const struct model_shape *s
 {
     const struct topology_node *node = &t->nodes[at[i]];
     const struct plan_stage *s = &p->stages[i];
-    ret->memory_bytes = cost_stage_memory(shape, s->first_layer, s->n_layers, p->context);
+    struct cost_run run = cost_run_of(shape, s->first_layer, s->n_layers);
+    ret->memory_bytes = cost_stage_memory(shape, run, p->context);
     ret->budget_bytes = node->budget_bytes;
     bool fits = cost_node_usable(node) && ret->memory_bytes <= node->budget_bytes &&
                 node->arithmetic_version == t->nodes[at[0]].arithmetic_version &&
                 node->backend == t->nodes[at[0]].backend;
     if (cost_node_usable(node)) {
-        ret->token_us = cost_stage_token_us(node, shape, s->first_layer, s->n_layers, p->context);
-        ret->prefill_us = cost_stage_prefill_us(node, shape, s->first_layer, s->n_layers);
+        ret->token_us = cost_stage_token_us(node, shape, run, p->context);
+        ret->prefill_us = cost_stage_prefill_us(node, shape, run);
     }
     if (p->n_stages == 1)
         return fits;

@@ -57,15 +57,21 @@ bool cost_node_usable(const struct topology_node *node);
 /* Both directions up and sane: neighbours in a plan need both (PROTOCOL 2.6). */
 bool cost_edge_usable(const struct topology *t, uint32_t a, uint32_t b);
 
-/* Bytes to reserve for layers [first, first + n): weights, KV for the context, activations and
- * COST_RESERVE_BYTES. The head adds the embedding, the tail the output; when tied, one stage that
- * is both holds the larger of the two once. Saturates instead of overflowing. */
-uint64_t cost_stage_memory(const struct model_shape *shape, uint32_t first, uint32_t n,
-                           uint32_t context);
+/* Layers [first, first + n) and the bytes of their weights. */
+struct cost_run {
+    uint32_t first, n;
+    uint64_t bytes;
+};
+struct cost_run cost_run_of(const struct model_shape *shape, uint32_t first, uint32_t n);
+
+/* Bytes to reserve for a stage: weights, KV for the context, activations and COST_RESERVE_BYTES.
+ * The head adds the embedding, the tail the output; when tied, one stage that is both holds the
+ * larger of the two once. Saturates instead of overflowing. */
+uint64_t cost_stage_memory(const struct model_shape *shape, struct cost_run run, uint32_t context);
 double cost_stage_token_us(const struct topology_node *node, const struct model_shape *shape,
-                           uint32_t first, uint32_t n, uint32_t context);
+                           struct cost_run run, uint32_t context);
 double cost_stage_prefill_us(const struct topology_node *node, const struct model_shape *shape,
-                             uint32_t first, uint32_t n);
+                             struct cost_run run);
 /* One step's activations from a stage to the next, and a token from tail to head. */
 double cost_hop_token_us(const struct topology_edge *edge, const struct model_shape *shape);
 double cost_hop_prefill_us(const struct topology_edge *edge, const struct model_shape *shape);

@@ -29,7 +29,7 @@ static uint32_t field_capacity(const struct topology *t, const struct model_shap
         }
     for (uint32_t i = 0; i < f->n; i++) {
         uint64_t budget = t->nodes[f->index[i]].budget_bytes;
-        uint64_t whole = cost_stage_memory(shape, 0, shape->n_layers, context);
+        uint64_t whole = cost_stage_memory(shape, cost_run_of(shape, 0, shape->n_layers), context);
         uint64_t layer = whole / shape->n_layers + 1;
         if (budget >= whole)
             return shape->n_layers;
@@ -44,7 +44,7 @@ void search_explain_shortage(const struct topology *t, const struct model_shape 
                              uint32_t context, struct err_text *text)
 {
     const char *name = shape->name[0] ? shape->name : "the model";
-    uint64_t whole = cost_stage_memory(shape, 0, shape->n_layers, context);
+    uint64_t whole = cost_stage_memory(shape, cost_run_of(shape, 0, shape->n_layers), context);
     uint64_t have = 0;
     uint32_t n_usable = 0, capacity = 0;
     for (uint32_t like = 0; like < t->n_nodes; like++) {
@@ -146,7 +146,8 @@ static void listing_single(struct listing *l, uint32_t i)
     struct search_candidate *c;
     if (l->chosen.n_stages == 1 && node_id_eq(&l->chosen.stages[0].node, &node->id))
         return;
-    uint64_t need = cost_stage_memory(l->shape, 0, l->shape->n_layers, l->context);
+    uint64_t need =
+        cost_stage_memory(l->shape, cost_run_of(l->shape, 0, l->shape->n_layers), l->context);
     if (!cost_node_usable(node) || node->budget_bytes < need) {
         enum verdict v = !node->eligible           ? VERDICT_NOT_ELIGIBLE
                          : !cost_node_usable(node) ? VERDICT_NO_RATES

@@ -46,7 +46,7 @@ static uint64_t max_layer_bytes(const struct model_shape *shape)
 static uint32_t layers_that_fit(const struct model_shape *alike, uint32_t place, uint64_t budget,
                                 uint32_t context, uint32_t n_layers)
 {
-    uint64_t with_one = cost_stage_memory(alike, place, 1, context);
+    uint64_t with_one = cost_stage_memory(alike, cost_run_of(alike, place, 1), context);
     if (with_one == UINT64_MAX || with_one > budget)
         return 0;
     uint64_t per_layer = alike->layer_bytes[0] + alike->kv_bytes_per_position * context;
@@ -57,8 +57,9 @@ static uint32_t layers_that_fit(const struct model_shape *alike, uint32_t place,
 static double stage_us(const struct topology_node *node, const struct model_shape *alike,
                        enum objective objective, uint32_t place, uint32_t context)
 {
-    return cost_objective(objective, cost_stage_token_us(node, alike, place, 1, context),
-                          cost_stage_prefill_us(node, alike, place, 1));
+    return cost_objective(objective,
+                          cost_stage_token_us(node, alike, cost_run_of(alike, place, 1), context),
+                          cost_stage_prefill_us(node, alike, cost_run_of(alike, place, 1)));
 }
 
 static void field_sort(struct field *f, const double layer_us[NODES_MAX])
@@ -86,14 +87,15 @@ static void field_links(struct field *f, const struct topology *t, const struct 
         }
 }
 
-void search_field_init(struct field *f, const struct topology *t, const struct model_shape *shape,
-                       enum objective objective, uint32_t context, uint32_t like)
+static void field_fill(struct field *f, const struct topology *t, const struct model_shape *shape,
+                       enum objective objective, uint32_t context, uint32_t like,
+                       uint64_t fitted_bytes)
 {
     memset(f, 0, sizeof *f);
     f->n_layers = shape->n_layers;
-    struct model_shape mean, largest;
+    struct model_shape mean, fitted;
     alike_shape(shape, mean_layer_bytes(shape), &mean);
-    alike_shape(shape, max_layer_bytes(shape), &largest);
+    alike_shape(shape, fitted_bytes, &fitted);
     double layer_us[NODES_MAX] = {0};
     for (uint32_t i = 0; i < t->n_nodes; i++) {
         const struct topology_node *node = &t->nodes[i];
@@ -110,11 +112,24 @@ void search_field_init(struct field *f, const struct topology *t, const struct m
         f->head_us[i] = stage_us(node, &mean, objective, 0, context) - f->layer_us[i];
         f->tail_us[i] = stage_us(node, &mean, objective, 2, context) - f->layer_us[i];
         uint32_t n = f->n_layers;
-        f->cap_head[i] = layers_that_fit(&largest, 0, node->budget_bytes, context, n);
-        f->cap[i] = layers_that_fit(&largest, 1, node->budget_bytes, context, n);
-        f->cap_tail[i] = layers_that_fit(&largest, 2, node->budget_bytes, context, n);
+        f->cap_head[i] = layers_that_fit(&fitted, 0, node->budget_bytes, context, n);
+        f->cap[i] = layers_that_fit(&fitted, 1, node->budget_bytes, context, n);
+        f->cap_tail[i] = layers_that_fit(&fitted, 2, node->budget_bytes, context, n);
     }
     field_links(f, t, shape, objective);
+}
+
+void search_field_init(struct field *f, const struct topology *t, const struct model_shape *shape,
+                       enum objective objective, uint32_t context, uint32_t like)
+{
+    field_fill(f, t, shape, objective, context, like, max_layer_bytes(shape));
+}
+
+void search_field_init_mean(struct field *f, const struct topology *t,
+                            const struct model_shape *shape, enum objective objective,
+                            uint32_t context, uint32_t like)
+{
+    field_fill(f, t, shape, objective, context, like, mean_layer_bytes(shape));
 }
 
 /* Deals the layers over the nodes of `mask`: one to each, then the fastest first. Head and tail are
@@ -295,14 +310,15 @@ void search_single_route(const struct topology *t, const struct model_shape *sha
                          uint32_t only, struct route *ret)
 {
     *ret = (struct route){.cost = INFINITY};
-    uint64_t bytes = cost_stage_memory(shape, 0, shape->n_layers, context);
+    uint64_t bytes = cost_stage_memory(shape, cost_run_of(shape, 0, shape->n_layers), context);
     for (uint32_t i = 0; i < f->n; i++) {
         const struct topology_node *node = &t->nodes[f->index[i]];
         if (bytes > node->budget_bytes || (only != NODES_MAX && f->index[i] != only))
             continue;
-        double us =
-            cost_objective(objective, cost_stage_token_us(node, shape, 0, shape->n_layers, context),
-                           cost_stage_prefill_us(node, shape, 0, shape->n_layers));
+        double us = cost_objective(
+            objective,
+            cost_stage_token_us(node, shape, cost_run_of(shape, 0, shape->n_layers), context),
+            cost_stage_prefill_us(node, shape, cost_run_of(shape, 0, shape->n_layers)));
         if (us < ret->cost) {
             ret->cost = us;
             ret->n = 1;
@@ -334,7 +350,7 @@ void search_route_to_plan(const struct topology *t, const struct model_shape *sh
         s->boot_id = node->boot_id;
         s->first_layer = first;
         s->n_layers = r->layers[i];
-        s->memory_bytes = cost_stage_memory(shape, first, s->n_layers, context);
+        s->memory_bytes = cost_stage_memory(shape, cost_run_of(shape, first, s->n_layers), context);
         first += s->n_layers;
     }
     struct cost c;
@@ -344,6 +360,70 @@ void search_route_to_plan(const struct topology *t, const struct model_shape *sh
     }
 }
 
+/* Where layers differ: no route was found with the largest layer for all, so one is looked for with
+ * the mean, of each size, and cut exactly. */
+static enum err search_unlike(const struct topology *t, const struct model_shape *shape,
+                              const struct search_options *options, uint32_t context, uint32_t like,
+                              struct field *ret_field, struct route *ret)
+{
+    struct field f;
+    struct route best[NODES_MAX + 1];
+    search_field_init_mean(&f, t, shape, options->objective, context, like);
+    TRY(search_field_search(&f, SEARCH_BY_SIZE, INFINITY, best));
+    for (uint32_t k = 2; k <= f.n; k++) {
+        if (isinf(best[k].cost))
+            continue;
+        TRY(search_cut(t, shape, &f, options->objective, context, &best[k]));
+        if (best[k].cost < ret->cost) {
+            *ret = best[k];
+            *ret_field = f;
+        }
+    }
+    return ERR_OK;
+}
+
+static void take_better(const struct route *r, const struct field *f, struct field *ret_field,
+                        struct route *ret)
+{
+    if (!(r->cost < ret->cost))
+        return;
+    *ret = *r;
+    *ret_field = *f;
+}
+
+/* The best route among nodes with the arithmetic of nodes[like], if better than *ret. */
+static enum err search_group(const struct topology *t, const struct model_shape *shape,
+                             const struct search_options *options, uint32_t context, uint32_t like,
+                             uint32_t *done, struct field *ret_field, struct route *ret)
+{
+    struct field f;
+    struct route best[NODES_MAX + 1], r;
+    enum objective objective = options->objective;
+    search_field_init(&f, t, shape, objective, context, like);
+    for (uint32_t i = 0; i < f.n; i++)
+        *done |= 1u << f.index[i];
+    search_single_route(t, shape, &f, objective, context, NODES_MAX, &r);
+    take_better(&r, &f, ret_field, ret);
+    bool alike = search_layers_alike(shape);
+    if (!alike && f.n <= CUT_NODES_MAX) {
+        r = *ret;
+        TRY(search_cut_all(t, shape, &f, objective, context, &r));
+        take_better(&r, &f, ret_field, ret);
+        return ERR_OK;
+    }
+    TRY(search_field_search(&f, SEARCH_BEST, ret->cost, best));
+    r = best[0]; /* none */
+    for (uint32_t k = 2; k <= f.n; k++)
+        if (best[k].cost < r.cost)
+            r = best[k];
+    if (!alike && !isinf(r.cost))
+        TRY(search_cut(t, shape, &f, objective, context, &r));
+    take_better(&r, &f, ret_field, ret);
+    if (!alike && isinf(ret->cost))
+        return search_unlike(t, shape, options, context, like, ret_field, ret);
+    return ERR_OK;
+}
+
 /* The best route of all groups of equal arithmetic at one context; cost is INFINITY when none. */
 static enum err search_context(const struct topology *t, const struct model_shape *shape,
                                const struct search_options *options, uint32_t context,
@@ -351,24 +431,9 @@ static enum err search_context(const struct topology *t, const struct model_shap
 {
     ret->cost = INFINITY;
     uint32_t done = 0; /* bit mask of nodes whose group was searched */
-    for (uint32_t like = 0; like < t->n_nodes; like++) {
-        if (done >> like & 1 || !cost_node_usable(&t->nodes[like]))
-            continue;
-        struct field f;
-        struct route best[NODES_MAX + 1];
-        search_field_init(&f, t, shape, options->objective, context, like);
-        for (uint32_t i = 0; i < f.n; i++)
-            done |= 1u << f.index[i];
-        struct route single;
-        search_single_route(t, shape, &f, options->objective, context, NODES_MAX, &single);
-        TRY(search_field_search(&f, SEARCH_BEST, MIN_OF(single.cost, ret->cost), best));
-        best[1] = single;
-        for (uint32_t k = 1; k <= NODES_MAX; k++)
-            if (best[k].cost < ret->cost) {
-                *ret = best[k];
-                *ret_field = f;
-            }
-    }
+    for (uint32_t like = 0; like < t->n_nodes; like++)
+        if (!(done >> like & 1) && cost_node_usable(&t->nodes[like]))
+            TRY(search_group(t, shape, options, context, like, &done, ret_field, ret));
     return ERR_OK;
 }
 
@@ -383,6 +448,14 @@ static bool redeal(const struct topology *t, const struct model_shape *shape,
     if (r->n == 1) {
         search_single_route(t, shape, &g, options->objective, context, f->index[r->path[0]], ret);
         return ret->cost <= limit;
+    }
+    if (!search_layers_alike(shape)) {
+        struct route cut = *r;
+        if (search_cut(t, shape, &g, options->objective, context, &cut) != ERR_OK ||
+            !(cut.cost <= limit))
+            return false;
+        *ret = cut;
+        return true;
     }
     uint32_t mask = 0, layers[NODES_MAX];
     for (uint32_t i = 0; i < r->n; i++)

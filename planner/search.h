@@ -4,8 +4,8 @@
  * plan has a smaller objective. The time of a pipeline is a sum, so for a given set, head and tail
  * the layers are dealt to the fastest nodes first up to their memory (an exchange argument proves
  * it), and the order in between is a shortest Hamiltonian path: Held and Karp (1962), with lower
- * bounds from the dealing alone. Layers that are not alike are weighed by their mean and fitted by
- * their largest.
+ * bounds from the dealing alone. Where layers are not alike, all orders of up to five nodes are cut
+ * exactly; of more nodes the order is searched with the mean layer, and only its cut is exact.
  *
  * Context: what was asked for. By default: the best plan for min(4,096, the model's own) positions
  * is found first; when none fits, the largest context from 2,048 up that fits anywhere. Then the

@@ -32,6 +32,11 @@ enum err search_check(const struct topology *t, const struct model_shape *shape,
 /* Usable nodes with the arithmetic and backend of nodes[like]. */
 void search_field_init(struct field *f, const struct topology *t, const struct model_shape *shape,
                        enum objective objective, uint32_t context, uint32_t like);
+/* The same with memory weighed by the mean layer instead of the largest: what it finds must still
+ * be cut. */
+void search_field_init_mean(struct field *f, const struct topology *t,
+                            const struct model_shape *shape, enum objective objective,
+                            uint32_t context, uint32_t like);
 /* Best routes of at least two nodes: best[k] for k nodes. ERR_NO_MEMORY. */
 enum err search_field_search(const struct field *f, enum search_mode mode, double bound,
                              struct route best[NODES_MAX + 1]);
@@ -39,6 +44,17 @@ enum err search_field_search(const struct field *f, enum search_mode mode, doubl
 void search_single_route(const struct topology *t, const struct model_shape *shape,
                          const struct field *f, enum objective objective, uint32_t context,
                          uint32_t only, struct route *ret);
+bool search_layers_alike(const struct model_shape *shape);
+/* The best cut of the layers as they are for the route's order: fills layers and cost (INFINITY
+ * when none fits). ERR_NO_MEMORY. */
+enum err search_cut(const struct topology *t, const struct model_shape *shape,
+                    const struct field *f, enum objective objective, uint32_t context,
+                    struct route *r);
+enum { CUT_NODES_MAX = 5 }; /* so many nodes have few enough orders to cut them all */
+/* The best of all orders and cuts, where it is better than *ret: exact. */
+enum err search_cut_all(const struct topology *t, const struct model_shape *shape,
+                        const struct field *f, enum objective objective, uint32_t context,
+                        struct route *ret);
 void search_route_to_plan(const struct topology *t, const struct model_shape *shape,
                           const struct field *f, const struct route *r,
                           const struct search_options *options, uint32_t context, struct plan *ret);

@@ -625,7 +625,7 @@ static struct world *world_new(uint64_t seed, uint32_t n)
     w->models[0] = world_model(0, (10 + rng_below(&w->rng, 40)) << 20);
     w->models[1] = world_model(1, 10 << 20);
     w->n_models = 1;
-    uint64_t whole = cost_stage_memory(&w->models[0], 0, 12, 2048);
+    uint64_t whole = cost_stage_memory(&w->models[0], cost_run_of(&w->models[0], 0, 12), 2048);
     bool tight = rng_below(&w->rng, 2);
     for (uint32_t i = 0; i < w->n; i++) {
         struct vnode *v = &w->nodes[i];

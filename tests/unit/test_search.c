@@ -171,7 +171,8 @@ static void test_search_equals_brute_force(void **state)
         struct search_options o = SEARCH_OPTIONS_INIT;
         o.context = 1 + (uint32_t)rng_below(&r, 8192);
         o.objective = (uint8_t)rng_below(&r, 3);
-        uint64_t whole = cost_stage_memory(&shape, 0, shape.n_layers, o.context);
+        uint64_t whole =
+            cost_stage_memory(&shape, cost_run_of(&shape, 0, shape.n_layers), o.context);
         struct topology t = random_topology(&r, n, whole);
         struct brute b = brute_force(&t, &shape, o.objective, o.context);
         struct plan p;
@@ -205,6 +206,47 @@ static void test_search_equals_brute_force(void **state)
     /* The clusters must be of both kinds, or the comparison says little. */
     assert_true(n_fit > CLUSTERS / 3);
     assert_true(n_split > CLUSTERS / 10);
+}
+
+/* Layers of unlike sizes, as mixed quantisation makes them: exact for up to five nodes; beyond that
+ * what is found fits and is no better than the best. */
+static void test_unlike_layers_are_cut_as_they_are(void **state)
+{
+    (void)state;
+    uint32_t n_fit = 0, n_split = 0, n_found_of_six = 0;
+    for (uint64_t seed = 0; seed < 1000; seed++) {
+        struct rng r;
+        rng_seed(&r, seed);
+        uint32_t n = 2 + (uint32_t)rng_below(&r, 5);
+        struct model_shape shape = shape_of(3 + (uint32_t)rng_below(&r, n == 6 ? 3 : 5), 1 << 20);
+        for (uint32_t i = 0; i < shape.n_layers; i++)
+            shape.layer_bytes[i] = (80 + rng_below(&r, 60)) << 20;
+        struct search_options o = {.context = 2048};
+        uint64_t whole = cost_stage_memory(&shape, cost_run_of(&shape, 0, shape.n_layers), 2048);
+        struct topology t = random_topology(&r, n, whole);
+        struct brute b = brute_force(&t, &shape, OBJECTIVE_CHAT, 2048);
+        uint32_t n_usable = 0;
+        for (uint32_t i = 0; i < n; i++)
+            n_usable += cost_node_usable(&t.nodes[i]);
+        struct plan p;
+        enum err e = search_plan(&t, &shape, &o, &p, NULL);
+        if (isinf(b.best) || n_usable <= 5)
+            assert_int_equal(e, isinf(b.best) ? ERR_NO_FIT : ERR_OK);
+        if (e != ERR_OK)
+            continue;
+        struct cost c;
+        assert_int_equal(cost_plan(&t, &shape, &p, OBJECTIVE_CHAT, 1, &c), ERR_OK);
+        assert_true(c.fits);
+        n_fit++;
+        n_split += p.n_stages > 1;
+        if (n_usable <= 5)
+            assert_close(c.objective_us, b.best, seed);
+        else
+            assert_true(c.objective_us >= b.best * (1 - 1e-9));
+        n_found_of_six += n_usable > 5;
+    }
+    print_message("%u fit, %u split, %u of six nodes\n", n_fit, n_split, n_found_of_six);
+    assert_true(n_fit > 400 && n_split > 150 && n_found_of_six > 10);
 }
 
 static void test_one_node_is_chosen_when_it_is_faster(void **state)
@@ -256,17 +298,17 @@ static void test_default_context_grows_without_a_worse_split(void **state)
     struct search_options o = SEARCH_OPTIONS_INIT;
     struct plan p;
     /* Alone it fits up to a little over 5,000 positions. */
-    t.nodes[0].budget_bytes = cost_stage_memory(&shape, 0, 30, 5000);
-    t.nodes[1].budget_bytes = cost_stage_memory(&shape, 0, 30, 2100);
+    t.nodes[0].budget_bytes = cost_stage_memory(&shape, cost_run_of(&shape, 0, 30), 5000);
+    t.nodes[1].budget_bytes = cost_stage_memory(&shape, cost_run_of(&shape, 0, 30), 2100);
     assert_int_equal(search_plan(&t, &shape, &o, &p, NULL), ERR_OK);
     assert_int_equal(p.n_stages, 1);
     assert_int_equal(p.context, 4864); /* 4096 + 3 x 256 <= 5000 */
     /* Nobody alone, and no split, has room for 4,096: the most that fits from 2,048 up. */
     t.n_nodes = 1;
-    t.nodes[0].budget_bytes = cost_stage_memory(&shape, 0, 30, 3333);
+    t.nodes[0].budget_bytes = cost_stage_memory(&shape, cost_run_of(&shape, 0, 30), 3333);
     assert_int_equal(search_plan(&t, &shape, &o, &p, NULL), ERR_OK);
     assert_int_equal(p.context, 3328);
-    t.nodes[0].budget_bytes = cost_stage_memory(&shape, 0, 30, 2047);
+    t.nodes[0].budget_bytes = cost_stage_memory(&shape, cost_run_of(&shape, 0, 30), 2047);
     assert_int_equal(search_plan(&t, &shape, &o, &p, NULL), ERR_NO_FIT);
     /* A short model: its own context. */
     shape.context_max = 512;
@@ -357,6 +399,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_search_equals_brute_force),
+        cmocka_unit_test(test_unlike_layers_are_cut_as_they_are),
         cmocka_unit_test(test_one_node_is_chosen_when_it_is_faster),
         cmocka_unit_test(test_cost_of_a_split_by_hand),
         cmocka_unit_test(test_default_context_grows_without_a_worse_split),
