@@ -222,7 +222,7 @@ static void ask_others(struct swim *s, struct swim_update *u, struct node *n)
         (void)ping(s, u, n, n->paths[i].id);
     if (n->session_up)
         (void)ping(s, u, n, PATH_SESSION);
-    struct node *helpers[HELPERS_MAX];
+    struct node *helpers[HELPERS_MAX] = {NULL};
     probe->n_asked = pick_helpers(s, n, helpers);
     uint64_t timeout_us = (probe->end_at_us - s->now_us) / 10 * 8; /* Lifeguard: nack at 80 % */
     for (uint32_t i = 0; i < probe->n_asked; i++) {

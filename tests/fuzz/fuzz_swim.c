@@ -63,7 +63,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         data += 3;
         size -= 3;
         len = len < size ? len : (uint32_t)size;
-        uint64_t until = now + (what >> 3) * 32 * NET_MS;
+        uint64_t until = now + UINT64_C(32) * (what >> 3) * NET_MS;
         for (int ticks = 0; swim_next_due(s) <= until && ticks < 50; ticks++) {
             now = swim_next_due(s);
             struct swim_event tick = {.type = SWIM_EVENT_TICK};

@@ -233,9 +233,9 @@ static inline void net_check_host(struct net *net, uint32_t i, const struct swim
             continue;
         NET_CHECK(net, v.incarnation >= h->incarnation[j]);
         h->incarnation[j] = v.incarnation;
-        for (uint8_t k = 0; k < NET_KINDS; k++) {
+        for (uint32_t k = 0; k < NET_KINDS; k++) {
             struct swim_record_view r;
-            if (!swim_record(h->swim, &id, k, &r))
+            if (!swim_record(h->swim, &id, (uint8_t)k, &r))
                 continue;
             NET_CHECK(net, r.version >= h->version[j][k]);
             h->version[j][k] = r.version;

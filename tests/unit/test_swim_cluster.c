@@ -1,6 +1,7 @@
 /* Whole clusters of swim cores on a virtual network: first safety (incarnations and versions never
  * go back, checked by swim_net.h after every step; a live node is never finally dead), then that a
  * healthy network brings all views together. A failing seed is printed. */
+#include "base/util.h"
 #include "tests/unit/swim_net.h"
 
 #include <setjmp.h>
@@ -13,7 +14,8 @@
 static uint64_t seeds(uint64_t n)
 {
     const char *factor = getenv("SWIM_SEEDS_FACTOR");
-    return factor ? n * strtoull(factor, NULL, 10) : n;
+    uint64_t times = factor ? strtoull(factor, NULL, 10) : 1;
+    return n * (times > 0 ? times : 1);
 }
 
 static void test_everybody_meets(void **state)
@@ -70,7 +72,7 @@ static void test_silent_crash_is_seen_within_two_seconds(void **state)
         (void)fprintf(stderr,
                       "%2u nodes: a silent crash known to all after %llu ms (mean), %llu ms "
                       "(worst), %llu of %llu late\n",
-                      n, (unsigned long long)(sum / runs / 1000),
+                      n, (unsigned long long)(sum / MAX_OF(runs, 1u) / 1000),
                       (unsigned long long)(worst / 1000), (unsigned long long)late,
                       (unsigned long long)runs);
         assert_true(late * 100 <= runs);
@@ -104,7 +106,7 @@ static uint64_t count_deaths(const struct net *net)
 static void test_lossy_network_kills_nobody(void **state)
 {
     (void)state;
-    uint64_t deaths = 0, minutes = 0;
+    uint64_t deaths = 0, node_seconds = 0;
     for (uint64_t seed = 1; seed <= seeds(60); seed++) {
         struct net net;
         net_init(&net, seed, 2 + (uint32_t)(seed % 9));
@@ -114,14 +116,14 @@ static void test_lossy_network_kills_nobody(void **state)
         net_start_all(&net);
         net_run(&net, 20 * NET_S);
         deaths += count_deaths(&net);
-        minutes += 20 * net.n;
+        node_seconds += UINT64_C(20) * net.n;
         net.loss = 0;
         NET_CHECK(&net, net_settles(&net, 5 * NET_S));
         net_deinit(&net);
     }
     (void)fprintf(stderr, "up to 10 %% loss: %llu passing false deaths in %llu node minutes\n",
-                  (unsigned long long)deaths, (unsigned long long)(minutes / 60));
-    assert_true(deaths * 60 <= minutes); /* less than one a node minute; they pass */
+                  (unsigned long long)deaths, (unsigned long long)(node_seconds / 60));
+    assert_true(deaths * 60 <= node_seconds); /* less than one a node minute; they pass */
 }
 
 static void test_one_way_cut_costs_the_edge_not_the_node(void **state)
@@ -290,6 +292,11 @@ static void test_loaded_cluster_kills_nobody(void **state)
     }
 }
 
+static uint32_t record_len(uint32_t host, uint32_t kind)
+{
+    return kind == 0 ? SWIM_RECORD_BYTES_MAX : 20 * kind * (host + 1);
+}
+
 /* Records small and large reach everybody, also those without a session to the owner. */
 static void test_records_reach_everybody(void **state)
 {
@@ -303,19 +310,19 @@ static void test_records_reach_everybody(void **state)
         if (net.n > 2 && seed % 2 == 0)
             net_cut_pair(&net, 0, 1, true);
         for (uint32_t i = 0; i < net.n; i++) {
-            for (uint8_t k = 0; k < NET_KINDS; k++) {
+            for (uint32_t k = 0; k < NET_KINDS; k++) {
                 memset(bytes, (int)(i * NET_KINDS + k + 1), sizeof bytes);
-                net_record(&net, i, k, bytes, k == 0 ? sizeof bytes : 20u * k * (i + 1));
+                net_record(&net, i, (uint8_t)k, bytes, record_len(i, k));
             }
         }
         net_run(&net, 6 * NET_S);
         for (uint32_t i = 0; i < net.n; i++) {
             for (uint32_t j = 0; j < net.n; j++) {
-                for (uint8_t k = 0; k < NET_KINDS; k++) {
+                for (uint32_t k = 0; k < NET_KINDS; k++) {
                     struct swim_record_view r;
                     struct node_id owner = net_id(&net, j);
-                    NET_CHECK(&net, swim_record(net.hosts[i].swim, &owner, k, &r));
-                    NET_CHECK(&net, r.len == (k == 0 ? sizeof bytes : 20u * k * (j + 1)));
+                    NET_CHECK(&net, swim_record(net.hosts[i].swim, &owner, (uint8_t)k, &r));
+                    NET_CHECK(&net, r.len == record_len(j, k));
                     NET_CHECK(&net, r.bytes[r.len - 1] == j * NET_KINDS + k + 1);
                 }
             }
