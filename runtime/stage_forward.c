@@ -44,22 +44,21 @@ static void norm(const struct pass *p, const float *x, uint32_t n_rows, const fl
     rms_norm(p->s->kernels, x, n, n_rows, n, weight, p->m->info.norm_epsilon, y, n);
 }
 
-/* y = W x with finer activations (stage_fine.h) for up to FINE_ROWS rows. Behind the n_rows of y
- * there must be room for as many more. */
+/* y = W x with finer activations (stage_fine.h) for up to FINE_ROWS rows, which are in work.fine.
+ * Behind the n_rows of y there must be room for as many more. */
 static void multiply_fine(const struct pass *p, const struct matrix *const *w, float *const *y,
-                          int n_matrices, const float *x, uint32_t n_rows)
+                          int n_matrices, uint32_t n_rows)
 {
     struct activations a;
     uint32_t n_in = w[0]->n_in;
     size_t n = (size_t)n_rows * n_in;
-    float *both = p->s->work.fine;
+    float *x = p->s->work.fine;
     int n_fine = 0;
     for (int i = 0; i < n_matrices; i++)
         n_fine += form_of(p, w[i]) == ACTIVATIONS_QUANTISED;
     if (n_fine > 0) {
-        memcpy(both, x, n * sizeof *x);
-        fine_rest(x, n, both + n);
-        prepare(p, &a, both, 2 * n_rows, n_in, ACTIVATIONS_QUANTISED);
+        fine_rest(x, n, x + n);
+        prepare(p, &a, x, 2 * n_rows, n_in, ACTIVATIONS_QUANTISED);
     }
     for (int i = 0; i < n_matrices; i++) {
         if (form_of(p, w[i]) != ACTIVATIONS_QUANTISED)
@@ -75,7 +74,7 @@ static void multiply_fine(const struct pass *p, const struct matrix *const *w, f
             multiply(p, w[i], &a, 0, y[i]);
 }
 
-/* q, k and v of the rows, with biases, head norms and RoPE. */
+/* q, k and v of the normed rows, with biases, head norms and RoPE. */
 static void project(const struct pass *p, const struct layer_weights *w)
 {
     struct stage_work *work = &p->s->work;
@@ -87,8 +86,10 @@ static void project(const struct pass *p, const struct layer_weights *w)
     for (uint32_t r = 0; r < p->n_rows; r += FINE_ROWS) {
         float *const at[3] = {to[0] + (size_t)r * widths[0], to[1] + (size_t)r * widths[1],
                               to[2] + (size_t)r * widths[2]};
-        multiply_fine(p, matrices, at, 3, work->h + (size_t)r * m->info.n_embd,
-                      MIN_OF(p->n_rows - r, (uint32_t)FINE_ROWS));
+        uint32_t n_rows = MIN_OF(p->n_rows - r, (uint32_t)FINE_ROWS);
+        norm(p, work->x + (size_t)r * m->info.n_embd, n_rows, w->vector[LAYER_ATTN_NORM],
+             work->fine);
+        multiply_fine(p, matrices, at, 3, n_rows);
     }
     for (int i = 0; i < 3; i++) {
         if (w->vector[LAYER_ATTN_Q_BIAS + i])
@@ -174,7 +175,6 @@ static void run_layer(const struct pass *p, uint32_t layer, const struct stage_s
     struct stage_work *work = &p->s->work;
     const struct layer_weights *w = &p->s->weights.layers[layer];
     size_t n_embd = p->m->info.n_embd;
-    norm(p, work->x, p->n_rows, w->vector[LAYER_ATTN_NORM], work->h);
     project(p, w);
     point_blocks(p, layer, segments);
     attend(p, w);
@@ -220,7 +220,8 @@ static void finish(const struct pass *p, const struct stage_segment *segments, f
     for (uint32_t r = 0; r < n; r += OUTPUT_ROWS) {
         uint32_t rows = MIN_OF(n - r, (uint32_t)OUTPUT_ROWS);
         float *const tile = s->work.logits;
-        multiply_fine(p, &out, &tile, 1, s->work.h + r * n_embd, rows);
+        memcpy(s->work.fine, s->work.h + r * n_embd, rows * n_embd * sizeof *tile);
+        multiply_fine(p, &out, &tile, 1, rows);
         memcpy(logits + (size_t)r * out->n_out, tile, (size_t)rows * out->n_out * sizeof *tile);
     }
 }
