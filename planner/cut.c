@@ -35,7 +35,7 @@ struct cut {
 
 static enum err cut_init(struct cut *c)
 {
-    c->w = malloc(sizeof *c->w);
+    c->w = calloc(1, sizeof *c->w);
     if (!c->w)
         return ERR_NO_MEMORY;
     for (uint32_t end = 1; end <= c->shape->n_layers; end++)
