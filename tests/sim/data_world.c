@@ -1,294 +1,10 @@
-#include "tests/sim/data_world.h"
+/* What happens in a data_world: stages, the planner, nodes and clients. */
+#include "tests/sim/data_world_internal.h"
 
-#include "agent/pipeline.h"
-#include "base/rng.h"
 #include "base/util.h"
-#include "tests/sim/hash_stage.h"
 
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum {
-    NODES = 6,
-    REQUESTS = 64,
-    EPOCHS = 64,
-    INSTANCES = 128,
-    CONNECTIONS = 4096,
-    LAYERS = 8,
-    CONTEXT = 320, /* at most */
-    EVENTS_MAX = 3000000,
-    OUTPUTS = 1 << 17,
-    HEAL_US = 12 * 1000 * 1000,
-    END_US = 200 * 1000 * 1000,
-    MS = 1000,
-};
-
-enum kind {
-    EV_TICK,
-    EV_FRAME,
-    EV_UP,
-    EV_DOWN,
-    EV_CONNECT,
-    EV_COMPUTED,
-    EV_SUBMIT,
-    EV_CANCEL,
-    EV_CUT,
-    EV_KILL,
-    EV_START,
-    EV_REPLAN,
-    EV_INSTALL,
-    EV_COMMIT,
-    EV_ROUTE,
-    EV_DRAIN,
-    EV_RETIRE,
-    EV_HEAL,
-};
-
-struct event {
-    uint64_t at, order;
-    enum kind kind;
-    uint32_t node, peer, boot, number;
-    uint8_t *bytes; /* of a frame */
-    size_t n_bytes;
-};
-
-struct connection {
-    uint32_t side[2];
-    uint64_t lost_from[2]; /* frames to this side that would come later are lost */
-    uint64_t last_at[2];
-    bool up[2], down[2];
-};
-
-struct instance {
-    bool used, committed;
-    uint32_t epoch;
-    uint64_t last_step;
-    struct hash_stage *stage;
-};
-
-struct job {
-    struct pipeline_compute compute;
-    struct stage_segment segments[STAGE_SEGMENTS_MAX];
-    int32_t ids[STAGE_ROWS_MAX];
-    uint8_t in[STAGE_ROWS_MAX * HASH_STAGE_ROW_BYTES], out[STAGE_ROWS_MAX * HASH_STAGE_ROW_BYTES];
-    struct pipeline_sample samples[STAGE_SEGMENTS_MAX];
-    struct frame_sampler samplers[STAGE_SEGMENTS_MAX];
-    int32_t history[STAGE_SEGMENTS_MAX][CONTEXT];
-};
-
-struct node {
-    struct node_id id;
-    bool alive;
-    uint32_t boot;
-    struct pipeline *p;
-    uint64_t tick_at;
-    struct instance instances[INSTANCES];
-    bool busy;
-    struct job job;
-};
-
-struct request {
-    struct request_id id;
-    uint32_t entry, boot;
-    int32_t tokens[CONTEXT]; /* the oracle's */
-    uint32_t n_prompt, n_tokens, n_got;
-    enum frame_finish finish;
-    struct frame_sampler sampler;
-    uint64_t deadline_us;
-    bool submitted, ended, cancelled, lost;
-};
-
-struct output {
-    uint64_t epoch, step, hash;
-    uint32_t stage;
-};
-
-struct world {
-    struct data_world_options o;
-    struct data_world_result *r;
-    struct rng rng;
-    uint64_t now, order;
-    struct event *heap;
-    uint32_t n_heap, cap_heap;
-    struct node nodes[NODES];
-    struct connection connections[CONNECTIONS];
-    uint32_t n_connections;
-    uint32_t pair[NODES][NODES]; /* connection + 1 */
-    bool blocked[NODES][NODES];
-    struct plan epochs[EPOCHS];
-    uint32_t n_epochs;
-    int current; /* epoch that is routed; -1 */
-    uint64_t plan_busy_until;
-    uint32_t next_instance;
-    struct request requests[REQUESTS];
-    uint32_t n_requests, n_slots, chunk_rows, context;
-    bool healed;
-    struct output *outputs;
-    int32_t bases[3][CONTEXT];
-};
-
-static void fail(struct world *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void fail(struct world *w, const char *format, ...)
-{
-    if (w->r->failure[0])
-        return;
-    int n = snprintf(w->r->failure, sizeof w->r->failure,
-                     "seed %llu at %llu us: ", (unsigned long long)w->o.seed,
-                     (unsigned long long)w->now);
-    va_list args;
-    va_start(args, format);
-    (void)vsnprintf(w->r->failure + n, sizeof w->r->failure - (size_t)n, format, args);
-    va_end(args);
-}
-
-static uint32_t below(struct world *w, uint32_t n)
-{
-    return (uint32_t)rng_below(&w->rng, n);
-}
-
-static bool chance(struct world *w, uint32_t of)
-{
-    return below(w, of) == 0;
-}
-
-static void note(struct world *w, uint64_t v)
-{
-    w->r->digest = (w->r->digest ^ v) * 0x100000001b3u + (w->r->digest >> 29);
-}
-
-/* --- the queue of events --- */
-
-static bool earlier(const struct event *a, const struct event *b)
-{
-    return a->at != b->at ? a->at < b->at : a->order < b->order;
-}
-
-static struct event *post(struct world *w, uint64_t at, enum kind kind, uint32_t node)
-{
-    if (w->n_heap == w->cap_heap) {
-        w->cap_heap = w->cap_heap ? 2 * w->cap_heap : 256;
-        w->heap = realloc(w->heap, w->cap_heap * sizeof *w->heap);
-        if (!w->heap)
-            abort();
-    }
-    struct event e = {.at = MAX_OF(at, w->now), .order = w->order++, .kind = kind, .node = node};
-    if (node < NODES)
-        e.boot = w->nodes[node].boot;
-    uint32_t i = w->n_heap++;
-    while (i > 0 && earlier(&e, &w->heap[(i - 1) / 2])) {
-        w->heap[i] = w->heap[(i - 1) / 2];
-        i = (i - 1) / 2;
-    }
-    w->heap[i] = e;
-    return &w->heap[i];
-}
-
-static struct event pop(struct world *w)
-{
-    struct event first = w->heap[0], last = w->heap[--w->n_heap];
-    uint32_t i = 0;
-    for (;;) {
-        uint32_t c = 2 * i + 1;
-        if (c >= w->n_heap)
-            break;
-        if (c + 1 < w->n_heap && earlier(&w->heap[c + 1], &w->heap[c]))
-            c++;
-        if (!earlier(&w->heap[c], &last))
-            break;
-        w->heap[i] = w->heap[c];
-        i = c;
-    }
-    if (w->n_heap > 0)
-        w->heap[i] = last;
-    return first;
-}
-
-/* --- links --- */
-
-static struct connection *connection_of(struct world *w, uint32_t a, uint32_t b)
-{
-    uint32_t n = w->pair[MIN_OF(a, b)][MAX_OF(a, b)];
-    return n ? &w->connections[n - 1] : NULL;
-}
-
-static uint32_t side_of(const struct connection *c, uint32_t node)
-{
-    return c->side[0] == node ? 0 : 1;
-}
-
-static uint32_t number_of(const struct world *w, const struct node_id *id)
-{
-    for (uint32_t i = 0; i < w->o.n_nodes; i++) {
-        if (node_id_eq(&w->nodes[i].id, id))
-            return i;
-    }
-    return NODES;
-}
-
-static void connect_pair(struct world *w, uint32_t a, uint32_t b)
-{
-    if (a == b || a >= NODES || b >= NODES || !w->nodes[a].alive || !w->nodes[b].alive ||
-        w->blocked[MIN_OF(a, b)][MAX_OF(a, b)] || connection_of(w, a, b) ||
-        w->n_connections == CONNECTIONS)
-        return;
-    struct connection *c = &w->connections[w->n_connections++];
-    *c = (struct connection){.side = {a, b}, .lost_from = {UINT64_MAX, UINT64_MAX}};
-    w->pair[MIN_OF(a, b)][MAX_OF(a, b)] = w->n_connections;
-    for (uint32_t s = 0; s < 2; s++)
-        post(w, w->now + 1 * MS + below(w, 5 * MS), EV_UP, c->side[s])->number = w->n_connections;
-}
-
-static void cut(struct world *w, struct connection *c, uint32_t late_us)
-{
-    if (c->lost_from[0] != UINT64_MAX)
-        return;
-    uint32_t number = (uint32_t)(c - w->connections) + 1;
-    for (uint32_t s = 0; s < 2; s++) {
-        c->lost_from[s] = w->now + below(w, 10 * MS);
-        post(w, c->lost_from[s] + below(w, late_us + 1), EV_DOWN, c->side[s])->number = number;
-    }
-}
-
-static void send_frame(struct world *w, uint32_t from, const struct pipeline_send *send)
-{
-    uint32_t to = number_of(w, &send->to);
-    struct connection *c = to < NODES ? connection_of(w, from, to) : NULL;
-    if (!c || !c->up[side_of(c, from)] || c->down[side_of(c, from)]) {
-        fail(w, "node %u sends to %u without a link", from, to);
-        return;
-    }
-    struct frame scratch;
-    const struct frame *f = pipeline_frame(send, &scratch);
-    size_t n = frame_encoded_bytes(f), n_written = 0;
-    size_t cap = (n + send->n_row_bytes + 15) / 16 * 16;
-    uint8_t *bytes = aligned_alloc(16, cap);
-    if (!bytes || frame_encode(f, bytes, n, &n_written) != ERR_OK || n_written != n) {
-        fail(w, "node %u makes a frame of type %u that cannot be encoded", from, send->type);
-        free(bytes);
-        return;
-    }
-    if (send->n_row_bytes)
-        memcpy(bytes + n, send->rows, send->n_row_bytes);
-    uint32_t s = side_of(c, to);
-    uint64_t at = w->now + 200 + below(w, 2 * MS);
-    if (w->o.stalls && !w->healed && chance(w, 500))
-        at += below(w, 1500) * MS;
-    at = MAX_OF(at, c->last_at[s] + 1);
-    c->last_at[s] = at;
-    w->r->n_frames++;
-    bool lost = w->o.losses && !w->healed && chance(w, 150);
-    if (lost || at >= c->lost_from[s]) {
-        free(bytes);
-        return;
-    }
-    struct event *e = post(w, at, EV_FRAME, to);
-    e->peer = from;
-    e->bytes = bytes;
-    e->n_bytes = n + send->n_row_bytes;
-    e->number = (uint32_t)(c - w->connections) + 1;
-}
 
 /* --- stages --- */
 
@@ -315,28 +31,28 @@ static void check_compute(struct world *w, uint32_t at, const struct pipeline_co
     struct node *node = &w->nodes[at];
     struct instance *in = c->instance < INSTANCES ? &node->instances[c->instance] : NULL;
     if (node->busy)
-        fail(w, "node %u: a second computation while one is under way", at);
+        world_fail(w, "node %u: a second computation while one is under way", at);
     if (!in || !in->used) {
-        fail(w, "node %u computes on an instance that is not there", at);
+        world_fail(w, "node %u computes on an instance that is not there", at);
         return;
     }
     const struct plan *plan = &w->epochs[in->epoch];
     if (!in->committed || c->epoch != epoch_alias(&plan->epoch))
-        fail(w, "node %u computes for an epoch that is not committed here", at);
+        world_fail(w, "node %u computes for an epoch that is not committed here", at);
     if (c->step <= in->last_step)
-        fail(w, "node %u: step %llu after %llu", at, (unsigned long long)c->step,
-             (unsigned long long)in->last_step);
+        world_fail(w, "node %u: step %llu after %llu", at, (unsigned long long)c->step,
+                   (unsigned long long)in->last_step);
     in->last_step = c->step;
     int stage = plan_stage_of(plan, &node->id);
     if (stage > 0) {
         struct output *o = output_of(w, c->epoch, c->step, (uint32_t)stage - 1);
         if (o->epoch == 0 || !c->rows_in ||
             o->hash != hash_bytes(c->rows_in, (size_t)c->n_rows * HASH_STAGE_ROW_BYTES))
-            fail(w, "node %u: rows of step %llu are not those of the stage before", at,
-                 (unsigned long long)c->step);
+            world_fail(w, "node %u: rows of step %llu are not those of the stage before", at,
+                       (unsigned long long)c->step);
     }
     if ((bool)c->is_tail != ((uint32_t)stage + 1 == plan->n_stages))
-        fail(w, "node %u: is_tail is wrong", at);
+        world_fail(w, "node %u: is_tail is wrong", at);
 }
 
 static void start_compute(struct world *w, uint32_t at, const struct pipeline_compute *c)
@@ -354,7 +70,7 @@ static void start_compute(struct world *w, uint32_t at, const struct pipeline_co
         n_ids += s->n_rows;
     }
     if (n_ids != c->n_rows)
-        fail(w, "node %u: rows of the segments do not add up", at);
+        world_fail(w, "node %u: rows of the segments do not add up", at);
     if (c->rows_in)
         memcpy(job->in, c->rows_in, (size_t)c->n_rows * HASH_STAGE_ROW_BYTES);
     for (uint32_t i = 0; i < c->n_samples; i++) {
@@ -364,10 +80,10 @@ static void start_compute(struct world *w, uint32_t at, const struct pipeline_co
                c->samples[i].n_history * sizeof job->history[0][0]);
     }
     node->busy = true;
-    uint64_t us = 500 + below(w, 3 * MS) + 20 * c->n_rows;
-    if (w->o.stalls && !w->healed && chance(w, 400))
-        us += (1 + below(w, 8)) * 1000 * MS;
-    post(w, w->now + us, EV_COMPUTED, at);
+    uint64_t us = 500 + world_below(w, 3 * MS) + 20 * c->n_rows;
+    if (w->o.stalls && !w->healed && world_chance(w, 400))
+        us += (1 + world_below(w, 8)) * 1000 * MS;
+    world_post(w, w->now + us, EV_COMPUTED, at);
 }
 
 /* --- events into a core, effects out of it --- */
@@ -382,18 +98,18 @@ static void on_token(struct world *w, uint32_t at, const struct pipeline_effect 
             continue;
         uint32_t position = e->token.position;
         if (q->entry != at || q->ended)
-            fail(w, "request %u: a token at the wrong place or time", i);
+            world_fail(w, "request %u: a token at the wrong place or time", i);
         else if (position != q->n_prompt + q->n_got || e->token.index != q->n_got)
-            fail(w, "request %u: position %u after %u tokens", i, position, q->n_got);
+            world_fail(w, "request %u: position %u after %u tokens", i, position, q->n_got);
         else if (position >= q->n_tokens || q->tokens[position] != e->token.sampled.id)
-            fail(w, "request %u: token %d at position %u is not the oracle's", i,
-                 e->token.sampled.id, position);
+            world_fail(w, "request %u: token %d at position %u is not the oracle's", i,
+                       e->token.sampled.id, position);
         q->n_got++;
         w->r->n_tokens++;
-        note(w, (uint64_t)e->token.sampled.id + i);
+        world_note(w, (uint64_t)e->token.sampled.id + i);
         return;
     }
-    fail(w, "a token for nobody");
+    world_fail(w, "a token for nobody");
 }
 
 static void follow_up(struct world *w, const struct request *q);
@@ -405,15 +121,15 @@ static void on_end(struct world *w, uint32_t at, const struct pipeline_effect *e
         if (!q->submitted || !request_id_eq(&q->id, &e->end.request))
             continue;
         if (q->ended || q->entry != at)
-            fail(w, "request %u ends twice or elsewhere", i);
+            world_fail(w, "request %u ends twice or elsewhere", i);
         q->ended = true;
         w->r->n_attempts += e->end.timings.n_attempts;
-        note(w, (uint64_t)e->end.err);
+        world_note(w, (uint64_t)e->end.err);
         if (e->end.err == ERR_OK) {
             w->r->n_answers++;
             if (q->n_prompt + q->n_got != q->n_tokens || e->end.finish != q->finish)
-                fail(w, "request %u: %u tokens and finish %d, the oracle has %u and %d", i,
-                     q->n_got, (int)e->end.finish, q->n_tokens - q->n_prompt, (int)q->finish);
+                world_fail(w, "request %u: %u tokens and finish %d, the oracle has %u and %d", i,
+                           q->n_got, (int)e->end.finish, q->n_tokens - q->n_prompt, (int)q->finish);
             follow_up(w, q);
             return;
         }
@@ -422,11 +138,11 @@ static void on_end(struct world *w, uint32_t at, const struct pipeline_effect *e
             (q->cancelled && e->end.err == ERR_CANCELLED) ||
             (q->deadline_us != 0 && e->end.err == ERR_TIMEOUT && w->now + 1 * MS >= q->deadline_us);
         if (!allowed || e->end.text[0] == 0)
-            fail(w, "request %u (attempt %u) ends with %s: %s", i, e->end.timings.n_attempts,
-                 err_name(e->end.err), e->end.text);
+            world_fail(w, "request %u (attempt %u) ends with %s: %s", i, e->end.timings.n_attempts,
+                       err_name(e->end.err), e->end.text);
         return;
     }
-    fail(w, "an end for nobody");
+    world_fail(w, "an end for nobody");
 }
 
 static void apply(struct world *w, uint32_t at, const struct pipeline_update *u)
@@ -434,17 +150,17 @@ static void apply(struct world *w, uint32_t at, const struct pipeline_update *u)
     struct node *node = &w->nodes[at];
     for (uint32_t i = 0; i < u->n; i++) {
         const struct pipeline_effect *e = &u->effects[i];
-        note(w, (uint64_t)e->type + (w->now << 8));
+        world_note(w, (uint64_t)e->type + (w->now << 8));
         switch (e->type) {
         case PIPELINE_DO_SEND:
-            send_frame(w, at, &e->send);
+            world_send(w, at, &e->send);
             break;
         case PIPELINE_DO_COMPUTE:
             start_compute(w, at, &e->compute);
             break;
         case PIPELINE_DO_WANT_LINK: {
-            struct event *c = post(w, w->now + below(w, 20 * MS), EV_CONNECT, at);
-            c->peer = number_of(w, &e->want_link);
+            struct event *c = world_post(w, w->now + world_below(w, 20 * MS), EV_CONNECT, at);
+            c->peer = world_number(w, &e->want_link);
             break;
         }
         case PIPELINE_DO_TOKEN:
@@ -456,7 +172,7 @@ static void apply(struct world *w, uint32_t at, const struct pipeline_update *u)
         case PIPELINE_DO_RELEASE: {
             struct instance *in = &node->instances[e->release.instance];
             if (!in->used)
-                fail(w, "node %u releases an instance twice", at);
+                world_fail(w, "node %u releases an instance twice", at);
             hash_stage_free(in->stage);
             *in = (struct instance){.used = false};
             break;
@@ -476,12 +192,12 @@ static void step(struct world *w, uint32_t at, const struct pipeline_event *even
     struct pipeline_update u;
     enum err e = pipeline_step(node->p, event, w->now, &u);
     if (e != ERR_OK)
-        fail(w, "node %u answers %s to event %d", at, err_name(e), (int)event->type);
+        world_fail(w, "node %u answers %s to event %d", at, err_name(e), (int)event->type);
     apply(w, at, &u);
     uint64_t due = pipeline_next_due(node->p);
     if (due != UINT64_MAX && (node->tick_at <= w->now || due < node->tick_at)) {
         node->tick_at = MAX_OF(due, w->now);
-        post(w, node->tick_at, EV_TICK, at);
+        world_post(w, node->tick_at, EV_TICK, at);
     }
 }
 
@@ -494,12 +210,12 @@ static void finish_compute(struct world *w, uint32_t at)
     node->busy = false;
     w->r->n_steps++;
     struct pipeline_event event = {.type = PIPELINE_COMPUTED};
-    if (w->o.failures && !w->healed && chance(w, 150)) {
+    if (w->o.failures && !w->healed && world_chance(w, 150)) {
         hash_stage_spoil(in->stage, job->segments, c->n_segments);
         event.type = PIPELINE_COMPUTE_FAILED;
         event.failed.instance = c->instance;
         event.failed.step = c->step;
-        event.failed.err = chance(w, 2) ? ERR_NO_MEMORY : ERR_INVALID;
+        event.failed.err = world_chance(w, 2) ? ERR_NO_MEMORY : ERR_INVALID;
         step(w, at, &event);
         return;
     }
@@ -509,7 +225,7 @@ static void finish_compute(struct world *w, uint32_t at)
                            c->rows_in ? (const float *)(const void *)job->in : NULL,
                            c->is_tail ? NULL : (float *)(void *)job->out,
                            c->is_tail ? logits : NULL) != ERR_OK)
-        fail(w, "node %u: a segment that the stage refuses", at);
+        world_fail(w, "node %u: a segment that the stage refuses", at);
     memset(sampled, 0, sizeof sampled);
     for (uint32_t i = 0; i < c->n_samples; i++)
         sampled[i].id = hash_stage_sample(logits[i], &job->samplers[i], job->samples[i].position,
@@ -538,13 +254,13 @@ static void random_plan(struct world *w, struct plan *plan)
             order[n++] = i;
     }
     for (uint32_t i = 0; i + 1 < n; i++) {
-        uint32_t k = i + below(w, n - i), t = order[i];
+        uint32_t k = i + world_below(w, n - i), t = order[i];
         order[i] = order[k];
         order[k] = t;
     }
     uint32_t max = MIN_OF(n, w->o.n_stages ? w->o.n_stages : 4);
     *plan = PLAN_INIT;
-    plan->n_stages = w->o.n_stages ? max : 1 + below(w, max);
+    plan->n_stages = w->o.n_stages ? max : 1 + world_below(w, max);
     plan->epoch.term = 1;
     plan->epoch.sequence = w->n_epochs + 1;
     plan->model.bytes[0] = 7;
@@ -555,7 +271,7 @@ static void random_plan(struct world *w, struct plan *plan)
     uint32_t first = 0;
     for (uint32_t i = 0; i < plan->n_stages; i++) {
         uint32_t left = LAYERS - first, later = plan->n_stages - 1 - i;
-        uint32_t layers = later == 0 ? left : 1 + below(w, left - later);
+        uint32_t layers = later == 0 ? left : 1 + world_below(w, left - later);
         plan->stages[i] = (struct plan_stage){
             .node = w->nodes[order[i]].id, .first_layer = first, .n_layers = layers};
         first += layers;
@@ -568,7 +284,7 @@ static void replan(struct world *w)
     if (w->n_epochs == EPOCHS)
         return;
     if (w->now < w->plan_busy_until) {
-        post(w, w->plan_busy_until + 1, EV_REPLAN, NODES);
+        world_post(w, w->plan_busy_until + 1, EV_REPLAN, NODES);
         return;
     }
     uint32_t number = w->n_epochs;
@@ -577,32 +293,33 @@ static void replan(struct world *w)
     if (plan->n_stages == 0)
         return;
     w->n_epochs++;
-    bool abort_it = w->o.replans && !w->healed && w->current >= 0 && chance(w, 6);
+    bool abort_it = w->o.replans && !w->healed && w->current >= 0 && world_chance(w, 6);
     uint64_t t = w->now;
     for (uint32_t i = 0; i < plan->n_stages; i++) {
-        uint32_t at = number_of(w, &plan->stages[i].node);
-        post(w, t + below(w, 20 * MS), EV_INSTALL, at)->number = number;
-        if (!abort_it || chance(w, 2))
-            post(w, t + 30 * MS + below(w, 30 * MS), EV_COMMIT, at)->number = number;
+        uint32_t at = world_number(w, &plan->stages[i].node);
+        world_post(w, t + world_below(w, 20 * MS), EV_INSTALL, at)->number = number;
+        if (!abort_it || world_chance(w, 2))
+            world_post(w, t + 30 * MS + world_below(w, 30 * MS), EV_COMMIT, at)->number = number;
         if (abort_it)
-            post(w, t + 70 * MS + below(w, 100 * MS), EV_RETIRE, at)->number = number;
+            world_post(w, t + 70 * MS + world_below(w, 100 * MS), EV_RETIRE, at)->number = number;
     }
     w->plan_busy_until = t + 300 * MS;
     int old = w->current;
     for (uint32_t i = 0; i < w->o.n_nodes; i++) {
         if (abort_it && plan_stage_of(&w->epochs[old], &w->nodes[i].id) >= 0)
-            post(w, t + 180 * MS + below(w, 50 * MS), EV_COMMIT, i)->number = (uint32_t)old;
+            world_post(w, t + 180 * MS + world_below(w, 50 * MS), EV_COMMIT, i)->number =
+                (uint32_t)old;
         if (!abort_it)
-            post(w, t + 70 * MS + below(w, 80 * MS), EV_ROUTE, i)->number = number;
+            world_post(w, t + 70 * MS + world_below(w, 80 * MS), EV_ROUTE, i)->number = number;
     }
     if (abort_it)
         return;
     w->current = (int)number;
     for (uint32_t i = 0; old >= 0 && i < w->epochs[old].n_stages; i++) {
-        uint32_t at = number_of(w, &w->epochs[old].stages[i].node);
-        uint64_t drain = t + 70 * MS + below(w, 100 * MS);
-        post(w, drain, EV_DRAIN, at)->number = (uint32_t)old;
-        post(w, drain + below(w, 2000) * MS, EV_RETIRE, at)->number = (uint32_t)old;
+        uint32_t at = world_number(w, &w->epochs[old].stages[i].node);
+        uint64_t drain = t + 70 * MS + world_below(w, 100 * MS);
+        world_post(w, drain, EV_DRAIN, at)->number = (uint32_t)old;
+        world_post(w, drain + world_below(w, 2000) * MS, EV_RETIRE, at)->number = (uint32_t)old;
     }
 }
 
@@ -655,13 +372,13 @@ static void tell_epoch(struct world *w, uint32_t at, uint32_t number, enum pipel
     struct pipeline_update u;
     enum err e = pipeline_step(node->p, &event, w->now, &u);
     if (e != ERR_OK && !(was_busy && e == ERR_NOT_FOUND))
-        fail(w, "node %u answers %s to epoch event %d", at, err_name(e), (int)type);
+        world_fail(w, "node %u answers %s to epoch event %d", at, err_name(e), (int)type);
     apply(w, at, &u);
     step(w, at, &(struct pipeline_event){.type = PIPELINE_TICK});
     for (uint32_t i = 0; i < INSTANCES; i++)
         n_committed += node->instances[i].used && node->instances[i].committed;
     if (n_committed > 2 + (uint32_t)node->busy)
-        fail(w, "node %u has %u committed epochs of one model", at, n_committed);
+        world_fail(w, "node %u has %u committed epochs of one model", at, n_committed);
 }
 
 /* --- nodes and clients --- */
@@ -675,10 +392,10 @@ static void kill_node(struct world *w, uint32_t at)
     if (!node->alive || n_alive < 2)
         return;
     for (uint32_t i = 0; i < w->o.n_nodes; i++) {
-        struct connection *c = i == at ? NULL : connection_of(w, at, i);
+        struct connection *c = i == at ? NULL : world_connection(w, at, i);
         if (c) {
-            cut(w, c, 300 * MS);
-            c->down[side_of(c, at)] = true;
+            world_cut(w, c, 300 * MS);
+            c->down[world_side(c, at)] = true;
         }
     }
     for (uint32_t i = 0; i < w->n_requests; i++) {
@@ -695,9 +412,9 @@ static void kill_node(struct world *w, uint32_t at)
     node->alive = node->busy = false;
     node->tick_at = 0;
     node->boot++;
-    post(w, w->now + (400 + below(w, 3000)) * MS, EV_START, at);
+    world_post(w, w->now + (400 + world_below(w, 3000)) * MS, EV_START, at);
     if (w->current >= 0 && plan_stage_of(&w->epochs[w->current], &node->id) >= 0)
-        post(w, w->now + (100 + below(w, 2000)) * MS, EV_REPLAN, NODES);
+        world_post(w, w->now + (100 + world_below(w, 2000)) * MS, EV_REPLAN, NODES);
 }
 
 static void start_node(struct world *w, uint32_t at)
@@ -708,11 +425,12 @@ static void start_node(struct world *w, uint32_t at)
         abort();
     node->alive = true;
     if (w->o.island && at < 2) { /* members hold links; here the only one that there can be */
-        struct event *e = post(w, w->now + 10 * MS, EV_CONNECT, 0);
+        struct event *e = world_post(w, w->now + 10 * MS, EV_CONNECT, 0);
         e->peer = 1;
     }
     if (w->current >= 0)
-        post(w, w->now + below(w, 100 * MS), EV_ROUTE, at)->number = (uint32_t)w->current;
+        world_post(w, w->now + world_below(w, 100 * MS), EV_ROUTE, at)->number =
+            (uint32_t)w->current;
 }
 
 static void make_request(struct world *w, const int32_t *prompt, uint32_t n_prompt, uint64_t at)
@@ -722,47 +440,48 @@ static void make_request(struct world *w, const int32_t *prompt, uint32_t n_prom
     uint32_t number = w->n_requests++;
     struct request *q = &w->requests[number];
     for (uint32_t i = 0; i < sizeof q->id.bytes; i++)
-        q->id.bytes[i] = (uint8_t)below(w, 256);
-    q->entry = below(w, w->o.n_nodes);
+        q->id.bytes[i] = (uint8_t)world_below(w, 256);
+    q->entry = world_below(w, w->o.n_nodes);
     q->n_prompt = n_prompt;
     memcpy(q->tokens, prompt, n_prompt * sizeof *prompt);
     q->sampler.seed = rng_u64(&w->rng);
-    q->sampler.max_tokens = chance(w, 5) ? 0 : 1 + below(w, 50);
-    q->sampler.flags = chance(w, 4) ? FRAME_SAMPLER_IGNORE_END : 0;
-    q->sampler.n_end_ids = (uint8_t)below(w, FRAME_END_IDS_MAX);
+    q->sampler.max_tokens = world_chance(w, 5) ? 0 : 1 + world_below(w, 50);
+    q->sampler.flags = world_chance(w, 4) ? FRAME_SAMPLER_IGNORE_END : 0;
+    q->sampler.n_end_ids = (uint8_t)world_below(w, FRAME_END_IDS_MAX);
     for (uint32_t i = 0; i < q->sampler.n_end_ids; i++)
-        q->sampler.end_ids[i] = (int32_t)below(w, HASH_STAGE_VOCABULARY);
+        q->sampler.end_ids[i] = (int32_t)world_below(w, HASH_STAGE_VOCABULARY);
     q->n_tokens =
         hash_stage_answer(7, LAYERS, w->context, &q->sampler, q->tokens, n_prompt, &q->finish);
-    if (w->o.deadlines && chance(w, 3))
-        q->deadline_us = at + (20 + below(w, 3000)) * MS;
-    post(w, at, EV_SUBMIT, q->entry)->number = number;
-    if (w->o.cancels && chance(w, 3))
-        post(w, at + below(w, 1000) * MS, EV_CANCEL, q->entry)->number = number;
+    if (w->o.deadlines && world_chance(w, 3))
+        q->deadline_us = at + (20 + world_below(w, 3000)) * MS;
+    world_post(w, at, EV_SUBMIT, q->entry)->number = number;
+    if (w->o.cancels && world_chance(w, 3))
+        world_post(w, at + world_below(w, 1000) * MS, EV_CANCEL, q->entry)->number = number;
 }
 
 /* The client says something more and sends the whole conversation again. */
 static void follow_up(struct world *w, const struct request *q)
 {
     int32_t prompt[CONTEXT];
-    uint32_t more = 1 + below(w, 8);
-    if (w->now > HEAL_US || q->n_tokens + more >= w->context || chance(w, 3))
+    uint32_t more = 1 + world_below(w, 8);
+    if (w->now > HEAL_US || q->n_tokens + more >= w->context || world_chance(w, 3))
         return;
     memcpy(prompt, q->tokens, q->n_tokens * sizeof *prompt);
     for (uint32_t i = 0; i < more; i++)
-        prompt[q->n_tokens + i] = (int32_t)below(w, HASH_STAGE_VOCABULARY);
-    make_request(w, prompt, q->n_tokens + more, w->now + 1 + below(w, 500) * MS);
+        prompt[q->n_tokens + i] = (int32_t)world_below(w, HASH_STAGE_VOCABULARY);
+    make_request(w, prompt, q->n_tokens + more, w->now + 1 + world_below(w, 500) * MS);
 }
 
 static void first_requests(struct world *w, uint32_t n, uint64_t from, uint32_t span_ms)
 {
     for (uint32_t i = 0; i < n; i++) {
         int32_t prompt[CONTEXT];
-        uint32_t n_prompt = 1 + below(w, w->context - 20), base = below(w, 3);
-        uint32_t n_base = below(w, n_prompt + 1);
+        uint32_t n_prompt = 1 + world_below(w, w->context - 20), base = world_below(w, 3);
+        uint32_t n_base = world_below(w, n_prompt + 1);
         for (uint32_t k = 0; k < n_prompt; k++)
-            prompt[k] = k < n_base ? w->bases[base][k] : (int32_t)below(w, HASH_STAGE_VOCABULARY);
-        make_request(w, prompt, n_prompt, from + below(w, span_ms) * MS);
+            prompt[k] =
+                k < n_base ? w->bases[base][k] : (int32_t)world_below(w, HASH_STAGE_VOCABULARY);
+        make_request(w, prompt, n_prompt, from + world_below(w, span_ms) * MS);
     }
 }
 
@@ -793,18 +512,18 @@ static void cancel(struct world *w, uint32_t number)
     q->cancelled = true;
     step(w, q->entry, &(struct pipeline_event){.type = PIPELINE_CANCEL, .cancel = q->id});
     if (!q->ended)
-        fail(w, "request %u goes on after it was cancelled", number);
+        world_fail(w, "request %u goes on after it was cancelled", number);
 }
 
 static void cut_something(struct world *w)
 {
-    uint32_t a = below(w, w->o.n_nodes), b = below(w, w->o.n_nodes);
+    uint32_t a = world_below(w, w->o.n_nodes), b = world_below(w, w->o.n_nodes);
     if (a == b)
         return;
-    struct connection *c = connection_of(w, a, b);
+    struct connection *c = world_connection(w, a, b);
     if (c)
-        cut(w, c, 300 * MS);
-    if (chance(w, 3))
+        world_cut(w, c, 300 * MS);
+    if (world_chance(w, 3))
         w->blocked[MIN_OF(a, b)][MAX_OF(a, b)] = true; /* until all is healed */
 }
 
@@ -819,7 +538,7 @@ static void heal(struct world *w)
     w->healed = true;
     memset(w->blocked, 0, sizeof w->blocked);
     make_island(w);
-    post(w, w->now + 1000 * MS, EV_REPLAN, NODES);
+    world_post(w, w->now + 1000 * MS, EV_REPLAN, NODES);
     first_requests(w, 2, w->now + 6000 * MS, 100); /* everything works again */
 }
 
@@ -828,7 +547,7 @@ static void heal(struct world *w)
 static void on_link(struct world *w, const struct event *e)
 {
     struct connection *c = &w->connections[e->number - 1];
-    uint32_t s = side_of(c, e->node), other = c->side[1 - s];
+    uint32_t s = world_side(c, e->node), other = c->side[1 - s];
     bool alive = w->nodes[e->node].alive && w->nodes[e->node].boot == e->boot;
     struct pipeline_event event = {.type = PIPELINE_LINK_UP, .link = w->nodes[other].id};
     if (e->kind == EV_UP) {
@@ -850,12 +569,12 @@ static void on_link(struct world *w, const struct event *e)
 static void on_frame(struct world *w, const struct event *e)
 {
     const struct connection *c = &w->connections[e->number - 1];
-    uint32_t s = side_of(c, e->node);
+    uint32_t s = world_side(c, e->node);
     if (!w->nodes[e->node].alive || w->nodes[e->node].boot != e->boot || c->down[s] ||
         e->at >= c->lost_from[s])
         return;
     if (!c->up[s]) { /* this side has not heard of the link yet */
-        struct event *again = post(w, w->now + 1 * MS, EV_FRAME, e->node);
+        struct event *again = world_post(w, w->now + 1 * MS, EV_FRAME, e->node);
         again->peer = e->peer;
         again->number = e->number;
         again->n_bytes = e->n_bytes;
@@ -865,7 +584,7 @@ static void on_frame(struct world *w, const struct event *e)
     }
     struct frame f;
     if (frame_decode(e->bytes, e->n_bytes, &f) != ERR_OK) {
-        fail(w, "a frame that cannot be decoded");
+        world_fail(w, "a frame that cannot be decoded");
         return;
     }
     step(w, e->node,
@@ -889,7 +608,7 @@ static void handle(struct world *w, const struct event *e)
         on_link(w, e);
         break;
     case EV_CONNECT:
-        connect_pair(w, e->node, e->peer);
+        world_connect(w, e->node, e->peer);
         break;
     case EV_COMPUTED:
         if (here)
@@ -944,30 +663,30 @@ static void handle(struct world *w, const struct event *e)
 static void set_up(struct world *w)
 {
     rng_seed(&w->rng, w->o.seed);
-    w->n_slots = 1 + below(w, 4);
-    w->chunk_rows = chance(w, 3) ? 0 : 1 + below(w, 40);
-    w->context = chance(w, 4) ? CONTEXT : 96;
+    w->n_slots = 1 + world_below(w, 4);
+    w->chunk_rows = world_chance(w, 3) ? 0 : 1 + world_below(w, 40);
+    w->context = world_chance(w, 4) ? CONTEXT : 96;
     w->current = -1;
     for (uint32_t i = 0; i < 3; i++) {
         for (uint32_t k = 0; k < CONTEXT; k++)
-            w->bases[i][k] = (int32_t)below(w, HASH_STAGE_VOCABULARY);
+            w->bases[i][k] = (int32_t)world_below(w, HASH_STAGE_VOCABULARY);
     }
     for (uint32_t i = 0; i < w->o.n_nodes; i++) {
         rng_u64(&w->rng);
         for (uint32_t k = 0; k < sizeof w->nodes[i].id.bytes; k++)
-            w->nodes[i].id.bytes[k] = (uint8_t)below(w, 256);
+            w->nodes[i].id.bytes[k] = (uint8_t)world_below(w, 256);
         start_node(w, i);
     }
     make_island(w);
-    post(w, 0, EV_REPLAN, NODES);
-    post(w, HEAL_US, EV_HEAL, NODES);
+    world_post(w, 0, EV_REPLAN, NODES);
+    world_post(w, HEAL_US, EV_HEAL, NODES);
     first_requests(w, w->o.n_requests, 0, 8000);
-    for (uint32_t i = 0; w->o.cuts && i < 1 + below(w, 5); i++)
-        post(w, below(w, 10000) * MS, EV_CUT, NODES);
-    for (uint32_t i = 0; w->o.kills && i < 1 + below(w, 3); i++)
-        post(w, below(w, 9000) * MS, EV_KILL, below(w, w->o.n_nodes));
-    for (uint32_t i = 0; w->o.replans && i < 1 + below(w, 5); i++)
-        post(w, below(w, 11000) * MS, EV_REPLAN, NODES);
+    for (uint32_t i = 0; w->o.cuts && i < 1 + world_below(w, 5); i++)
+        world_post(w, world_below(w, 10000) * MS, EV_CUT, NODES);
+    for (uint32_t i = 0; w->o.kills && i < 1 + world_below(w, 3); i++)
+        world_post(w, world_below(w, 9000) * MS, EV_KILL, world_below(w, w->o.n_nodes));
+    for (uint32_t i = 0; w->o.replans && i < 1 + world_below(w, 5); i++)
+        world_post(w, world_below(w, 11000) * MS, EV_REPLAN, NODES);
 }
 
 /* Nothing of the requests is left, and retiring gives every instance back. */
@@ -975,8 +694,8 @@ static void check_empty(struct world *w)
 {
     for (uint32_t i = 0; i < w->n_requests; i++) {
         if (!w->requests[i].ended)
-            fail(w, "request %u at node %u does not end (%u tokens)", i, w->requests[i].entry,
-                 w->requests[i].n_got);
+            world_fail(w, "request %u at node %u does not end (%u tokens)", i, w->requests[i].entry,
+                       w->requests[i].n_got);
     }
     for (uint32_t i = 0; i < w->o.n_nodes; i++) {
         if (!w->nodes[i].alive)
@@ -984,13 +703,13 @@ static void check_empty(struct world *w)
         struct pipeline_progress progress;
         pipeline_progress(w->nodes[i].p, &progress);
         if (progress.n_requests + progress.n_sequences + progress.n_slots_used != 0)
-            fail(w, "node %u still holds %u requests, %u sequences, %u slots", i,
-                 progress.n_requests, progress.n_sequences, progress.n_slots_used);
+            world_fail(w, "node %u still holds %u requests, %u sequences, %u slots", i,
+                       progress.n_requests, progress.n_sequences, progress.n_slots_used);
         for (uint32_t k = 0; k < w->n_epochs; k++)
             tell_epoch(w, i, k, PIPELINE_RETIRE);
         for (uint32_t k = 0; k < INSTANCES; k++) {
             if (w->nodes[i].instances[k].used && !w->nodes[i].busy)
-                fail(w, "node %u does not release instance %u", i, k);
+                world_fail(w, "node %u does not release instance %u", i, k);
         }
     }
 }
@@ -1033,7 +752,7 @@ void data_world_run(const struct data_world_options *options, struct data_world_
     uint32_t n_events = 0;
     uint64_t quiet_until = UINT64_MAX;
     while (w->n_heap > 0 && !ret->failure[0]) {
-        struct event e = pop(w);
+        struct event e = world_pop(w);
         w->now = e.at;
         if (all_ended(w) && quiet_until == UINT64_MAX)
             quiet_until = w->now + 3000 * MS; /* what is still under way arrives */
@@ -1044,7 +763,7 @@ void data_world_run(const struct data_world_options *options, struct data_world_
         handle(w, &e);
         free(e.bytes);
         if (++n_events > EVENTS_MAX)
-            fail(w, "the cluster never rests");
+            world_fail(w, "the cluster never rests");
     }
     if (!ret->failure[0])
         check_empty(w);
