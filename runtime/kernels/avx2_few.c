@@ -22,7 +22,7 @@ AVX2_INLINE __m256i block_sum(const enum panel_kind kind, const uint32_t R, cons
         }
         return sum;
     }
-    const bool halves = kind == PANEL_S6;
+    const bool halves = kind == PANEL_S6 || kind == PANEL_S2M;
     __m256i total = _mm256_setzero_si256(), centre = total, sum = total;
     if (kind == PANEL_U4C)
         sum = _mm256_set1_epi32((int)load_u32(pairs));
@@ -31,7 +31,8 @@ AVX2_INLINE __m256i block_sum(const enum panel_kind kind, const uint32_t R, cons
 #pragma GCC unroll 8
     for (int j = 0; j < 8; j++) {
         if (halves && j % 4 == 0)
-            sum = _mm256_set1_epi32((int)load_u32(pairs + (j ? 12 : 8) * R));
+            sum = kind == PANEL_S2M ? _mm256_setzero_si256()
+                                    : _mm256_set1_epi32((int)load_u32(pairs + (j ? 12 : 8) * R));
         __m256i x = _mm256_set1_epi32((int)load_u32(q + 4 * j));
         sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(b->v[j], x));
         AVX2_KEEP(sum);
@@ -80,6 +81,11 @@ AVX2_INLINE void few_any(const enum tensor_type t, const uint32_t R, const uint8
                         _mm256_fmadd_ps(_mm256_mul_ps(b.dw, sum), _mm256_set1_ps(d[r]), acc[r]);
                     if (panel_has_minimum(kind))
                         acc[r] = _mm256_fmadd_ps(b.mw, _mm256_set1_ps(d[R + r]), acc[r]);
+                    if (kind == PANEL_S2M) {
+                        __m256i m = avx2_minimum_sum(b.mn, a + 40 * R + 4 * r, R);
+                        __m256 product = _mm256_mul_ps(b.mw, _mm256_cvtepi32_ps(m));
+                        acc[r] = _mm256_fmadd_ps(product, _mm256_set1_ps(d[r]), acc[r]);
+                    }
                 }
             }
         }
@@ -102,9 +108,11 @@ AVX2_INLINE void few_any(const enum tensor_type t, const uint32_t R, const uint8
             few_any(TENSOR_##T, 4, w, stride, n_blocks, tile, out);                                \
     }
 FEW(Q4_0)
-FEW(Q4_1) FEW(Q5_0) FEW(Q5_1) FEW(Q8_0) FEW(Q4_K) FEW(Q5_K) FEW(Q6_K)
+FEW(Q4_1)
+FEW(Q5_0) FEW(Q5_1) FEW(Q8_0) FEW(Q4_K) FEW(Q5_K) FEW(Q6_K) FEW(Q2_K) FEW(Q3_K) FEW(IQ4_NL)
+    FEW(MXFP4)
 
-    void avx2_few(struct kernel_ops *ops)
+        void avx2_few(struct kernel_ops *ops)
 {
     ops->few[TENSOR_Q4_0] = few_Q4_0;
     ops->few[TENSOR_Q4_1] = few_Q4_1;
@@ -114,7 +122,8 @@ FEW(Q4_1) FEW(Q5_0) FEW(Q5_1) FEW(Q8_0) FEW(Q4_K) FEW(Q5_K) FEW(Q6_K)
     ops->few[TENSOR_Q4_K] = few_Q4_K;
     ops->few[TENSOR_Q5_K] = few_Q5_K;
     ops->few[TENSOR_Q6_K] = few_Q6_K;
-    /* the rest goes through panels, whose products are vectorised */
-    ops->few[TENSOR_Q2_K] = ops->few[TENSOR_Q3_K] = NULL;
-    ops->few[TENSOR_IQ4_NL] = ops->few[TENSOR_MXFP4] = NULL;
+    ops->few[TENSOR_Q2_K] = few_Q2_K;
+    ops->few[TENSOR_Q3_K] = few_Q3_K;
+    ops->few[TENSOR_IQ4_NL] = few_IQ4_NL;
+    ops->few[TENSOR_MXFP4] = few_MXFP4;
 }

@@ -23,9 +23,13 @@ AVX2_INLINE void pack_any(const enum tensor_type t, const uint8_t *w, size_t str
                     _mm256_store_si256(to + j, b.v[j]);
                 _mm256_store_ps((float *)(void *)(panel + 256), b.dw);
                 _mm256_store_ps((float *)(void *)(panel + 288), b.mw);
-                if (kind == PANEL_S6) {
+                if (kind == PANEL_S6 || kind == PANEL_S2M) {
                     _mm256_store_si256(to + 10, b.sc[0]);
                     _mm256_store_si256(to + 11, b.sc[1]);
+                }
+                if (kind == PANEL_S2M) {
+                    _mm256_store_si256(to + 12, b.mn[0]);
+                    _mm256_store_si256(to + 13, b.mn[1]);
                 }
             }
         }
@@ -38,7 +42,9 @@ AVX2_INLINE void pack_any(const enum tensor_type t, const uint8_t *w, size_t str
         pack_any(TENSOR_##T, w, stride, n_blocks, panel);                                          \
     }
 PACK(Q4_0)
-PACK(Q4_1) PACK(Q5_0) PACK(Q5_1) PACK(Q8_0) PACK(Q4_K) PACK(Q5_K) PACK(Q6_K)
+PACK(Q4_1)
+PACK(Q5_0) PACK(Q5_1) PACK(Q8_0) PACK(Q4_K) PACK(Q5_K) PACK(Q6_K) PACK(Q2_K) PACK(Q3_K) PACK(IQ4_NL)
+    PACK(MXFP4)
 
     /* The -c * sum(q) with which a sum over columns from 4j on begins. */
     AVX2_INLINE __m256i
@@ -129,16 +135,6 @@ AVX2_INLINE void block_sums(const enum panel_kind kind, const uint32_t R, const 
     }
 }
 
-/* mn0 * sum(q of the first 16) + mn1 * sum(q of the last 16), from the pairs of -32 sum(q). */
-AVX2_INLINE __m256i minimum_sum(const uint8_t *panel, const uint8_t *pairs, uint32_t layout)
-{
-    const __m256i *mn = (const __m256i *)(const void *)panel + 12;
-    __m256i first = _mm256_set1_epi32((int)load_u32(pairs + 8 * layout));
-    __m256i last = _mm256_set1_epi32((int)load_u32(pairs + 12 * layout));
-    __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(first, mn[0]), _mm256_madd_epi16(last, mn[1]));
-    return _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_srai_epi32(sum, 5));
-}
-
 /* R rows of a tile whose layout has `layout` rows, beginning with the row that `a` points to. */
 AVX2_INLINE void tile_rows(const enum panel_kind kind, const uint32_t R, const uint8_t *panel,
                            uint32_t n_blocks, const uint8_t *tile, uint32_t layout, uint32_t row,
@@ -162,7 +158,8 @@ AVX2_INLINE void tile_rows(const enum panel_kind kind, const uint32_t R, const u
             if (panel_has_minimum(kind))
                 acc[r] = _mm256_fmadd_ps(mw, _mm256_set1_ps(s[r]), acc[r]);
             if (kind == PANEL_S2M) {
-                __m256i m = minimum_sum(panel, at.pairs + 4 * r, layout);
+                __m256i m = avx2_minimum_sum((const __m256i *)(const void *)panel + 12,
+                                             at.pairs + 4 * r, layout);
                 product = _mm256_mul_ps(mw, _mm256_cvtepi32_ps(m));
                 acc[r] = _mm256_fmadd_ps(product, _mm256_set1_ps(d[r]), acc[r]);
             }
@@ -197,7 +194,8 @@ AVX2_INLINE void tile_rows(const enum panel_kind kind, const uint32_t R, const u
                       resume);                                                                     \
     }
 TILE(U4C)
-TILE(U4M) TILE(U5C) TILE(U5M) TILE(I8) TILE(S6) TILE(S2M)
+TILE(U4M)
+TILE(U5C) TILE(U5M) TILE(I8) TILE(S6) TILE(S2M)
 
     void avx2_panels(struct kernel_ops *ops)
 {
@@ -209,6 +207,10 @@ TILE(U4M) TILE(U5C) TILE(U5M) TILE(I8) TILE(S6) TILE(S2M)
     ops->pack[TENSOR_Q4_K] = pack_Q4_K;
     ops->pack[TENSOR_Q5_K] = pack_Q5_K;
     ops->pack[TENSOR_Q6_K] = pack_Q6_K;
+    ops->pack[TENSOR_Q2_K] = pack_Q2_K;
+    ops->pack[TENSOR_Q3_K] = pack_Q3_K;
+    ops->pack[TENSOR_IQ4_NL] = pack_IQ4_NL;
+    ops->pack[TENSOR_MXFP4] = pack_MXFP4;
     ops->tile[PANEL_U4C] = tile_U4C;
     ops->tile[PANEL_U4M] = tile_U4M;
     ops->tile[PANEL_U5C] = tile_U5C;

@@ -328,7 +328,7 @@ static void panel_pass(const struct product *p, struct scratch s, uint32_t panel
     uint32_t height = p->dense ? DENSE_ROWS : TILE_ROWS, n_in = p->w->n_in, out = panel * p->outs;
     uint32_t have = MIN_OF(p->outs, p->w->n_out - out);
     uint32_t chunk = chunk_elements(p, have < p->outs);
-    struct slice_tree tree = {s.stack, (size_t)SLICE_ROWS * DENSE_OUTS, 0};
+    struct slice_tree tree = {s.stack, (size_t)n_rows * p->outs, 0};
     for (uint32_t i = 0; i * p->slice < n_in; i++) {
         uint32_t end = MIN_OF((i + 1) * p->slice, n_in);
         float *y = tree_next(&tree);
@@ -336,14 +336,24 @@ static void panel_pass(const struct product *p, struct scratch s, uint32_t panel
             uint32_t n = MIN_OF(chunk, end - first);
             pack_panel(p, s, out, first, n, s.panels);
             for (uint32_t r = 0; r < n_rows; r += height)
-                run_tile(p, s.panels, (row + r) / height, first, n, y + r * DENSE_OUTS, DENSE_OUTS,
+                run_tile(p, s.panels, (row + r) / height, first, n, y + r * p->outs, p->outs,
                          first > i * p->slice);
         }
         tree_pushed(&tree, i);
     }
     tree_end(&tree);
     for (uint32_t r = 0; r < n_rows; r++)
-        memcpy(p->y + (row + r) * p->ldy + out, s.stack + r * DENSE_OUTS, have * sizeof(float));
+        memcpy(p->y + (row + r) * p->ldy + out, s.stack + r * p->outs, have * sizeof(float));
+}
+
+/* Rows of one pass: as many as the tree's levels leave room for, whole tiles of either height. */
+static uint32_t pass_rows(const struct product *p)
+{
+    uint32_t slices = (p->w->n_in + p->slice - 1) / p->slice, levels = 1;
+    for (; slices > 1; slices >>= 1)
+        levels++;
+    uint32_t rows = STACK_BUFFER / ((levels + 1) * p->outs * 4);
+    return rows / SLICE_ROWS_UNIT * SLICE_ROWS_UNIT;
 }
 
 static void panel_task(void *arg, uint32_t task, uint32_t thread)
@@ -360,9 +370,10 @@ static void panel_task(void *arg, uint32_t task, uint32_t thread)
         whole = end - 1;
     if (whole > first)
         panels_plain(p, s, first, whole - first);
+    uint32_t step = pass_rows(p);
     for (uint32_t i = whole; i < end; i++)
-        for (uint32_t row = 0; row < p->a->n_rows; row += SLICE_ROWS)
-            panel_pass(p, s, i, row, MIN_OF((uint32_t)SLICE_ROWS, p->a->n_rows - row));
+        for (uint32_t row = 0; row < p->a->n_rows; row += step)
+            panel_pass(p, s, i, row, MIN_OF(step, p->a->n_rows - row));
 }
 
 static void run_panels(struct product *p)

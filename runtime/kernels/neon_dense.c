@@ -155,7 +155,8 @@ static void dense_tile(const float *panel, uint32_t n_in, const float *tile, uin
         pack_any(DENSE_##T, w, stride, n_in, panel);                                               \
     }
 DENSE(F32)
-DENSE(F16) DENSE(BF16)
+DENSE(F16)
+DENSE(BF16)
 
     /* ---- quantising activations */
 

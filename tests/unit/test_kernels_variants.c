@@ -212,20 +212,54 @@ static void test_products_of_long_rows(void **state)
     static const enum tensor_type types[] = {TENSOR_F16, TENSOR_Q8_0, TENSOR_Q6_K};
     struct rng rng;
     rng_seed(&rng, 12);
+    static const uint32_t slices[][2] = {{27136, 0}, {27136, 8192}, {32768, 32}};
     for (unsigned i = 0; i < ARRAY_LEN(types); i++)
-        for (uint32_t slice = 0; slice <= 8192; slice += 8192) {
-            if (slice != 0 && i > 0)
-                continue;
-            struct matrix w = {types[i], 9, 27136, tensor_row_bytes(types[i], 27136), NULL};
+        for (unsigned j = 0; j < (i == 0 ? ARRAY_LEN(slices) : 1); j++) {
+            uint32_t n_in = slices[j][0];
+            struct matrix w = {types[i], 9, n_in, tensor_row_bytes(types[i], n_in), NULL};
             uint8_t *data = malloc(w.n_out * w.row_bytes);
             float *x = malloc(sizeof(float) * ROWS_MAX * w.n_in);
             w.data = data;
             synthetic_weights(&rng, w.type, data, w.n_out * w.row_bytes);
             synthetic_floats(&rng, x, (size_t)ROWS_MAX * w.n_in, 1);
-            check_product(*state, &w, x, (struct matmul_options){KERNELS_FAST, slice}, "long",
-                          COUNTS_SOME);
+            check_product(*state, &w, x, (struct matmul_options){KERNELS_FAST, slices[j][1]},
+                          "long", COUNTS_SOME);
             free(data), free(x);
         }
+}
+
+/* So many rows and slices that they do not fit one pass: each row as the reference alone. */
+static void test_products_of_many_rows_and_slices(void **state)
+{
+    struct fixture *f = *state;
+    enum { ROWS = 150, OUT = 9, IN = 4096, CHECKED = 30 };
+    static const enum tensor_type types[] = {TENSOR_F16, TENSOR_Q4_1};
+    struct rng rng;
+    rng_seed(&rng, 17);
+    float *x = aligned(sizeof(float) * ROWS * IN), *y = aligned(sizeof(float) * ROWS * OUT);
+    float *want = aligned(sizeof(float) * ROWS * OUT);
+    void *memory = aligned(activations_bytes(ROWS, IN)), *data = aligned(OUT * IN * 4);
+    for (unsigned i = 0; i < ARRAY_LEN(types); i++) {
+        struct matrix w = {types[i], OUT, IN, tensor_row_bytes(types[i], IN), data};
+        struct matmul_options options = {KERNELS_FAST, 32};
+        unsigned form = activations_form(w.type, KERNELS_FAST);
+        struct activations a;
+        synthetic_weights(&rng, w.type, data, OUT * w.row_bytes);
+        synthetic_floats(&rng, x, ROWS * IN, 1);
+        for (uint32_t m = 0; m < CHECKED; m++) {
+            uint32_t row = m * (ROWS - 1) / (CHECKED - 1);
+            activations_prepare(f->reference, &a, memory, x + row * IN, IN, 1, IN, form);
+            matmul(f->reference, &w, &a, &options, want + m * OUT, OUT);
+        }
+        for (unsigned c = 0; c < f->n; c++) {
+            activations_prepare(f->candidates[c], &a, memory, x, IN, ROWS, IN, form);
+            matmul(f->candidates[c], &w, &a, &options, y, OUT);
+            for (uint32_t m = 0; m < CHECKED; m++)
+                expect_equal(f, c, "many rows", y + m * (ROWS - 1) / (CHECKED - 1) * OUT,
+                             want + m * OUT, OUT);
+        }
+    }
+    free(x), free(y), free(want), free(memory), free(data);
 }
 
 /* NaN and infinity in activations: bits are not promised, but no row spoils another and a bad row
@@ -441,6 +475,7 @@ int main(void)
         cmocka_unit_test(test_products_of_dense_types),
         cmocka_unit_test(test_products_of_quantised_types),
         cmocka_unit_test(test_products_of_long_rows),
+        cmocka_unit_test(test_products_of_many_rows_and_slices),
         cmocka_unit_test(test_bad_activations_stay_in_their_row),
         cmocka_unit_test(test_row_work),
         cmocka_unit_test(test_rope),
