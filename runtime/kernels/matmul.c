@@ -99,10 +99,11 @@ struct product {
     const struct activations *a;
     float *y;
     size_t ldy;
-    uint32_t slice; /* elements; n_in when there are none */
-    bool dense;     /* dense chain: F32, F16, BF16, or opened to F32 */
-    bool opened;    /* quantised weights in precision f32 */
-    uint32_t outs;  /* of a panel */
+    uint32_t slice;                       /* elements; n_in when there are none */
+    bool dense;                           /* dense chain: F32, F16, BF16, or opened to F32 */
+    bool opened;                          /* quantised weights in precision f32 */
+    uint32_t outs;                        /* of a panel */
+    uint32_t block_elements, block_bytes; /* of the weights' type */
 
     uint32_t groups;      /* few rows: far groups of 8 outputs, `groups` rows apart */
     uint32_t near_groups; /* and groups of 8 neighbours after them */
@@ -121,7 +122,7 @@ static enum dense_type dense_type(const struct product *p)
 static const uint8_t *weights_at(const struct product *p, uint32_t out, uint32_t first)
 {
     return (const uint8_t *)p->w->data + out * p->w->row_bytes +
-           tensor_row_bytes(p->w->type, first);
+           (size_t)(first / p->block_elements) * p->block_bytes;
 }
 
 static void add_buffer(float *to, const float *from, size_t n)
@@ -191,21 +192,19 @@ static void few_slice(const struct product *p, struct scratch s, uint32_t out, u
 static void few_group(const struct product *p, struct scratch s, uint32_t out, uint32_t distance,
                       uint32_t keep)
 {
-    float sums[SLICE_LEVELS][FEW_ROWS][PANEL_OUTS];
-    struct slice_tree tree = {&sums[0][0][0], FEW_ROWS * PANEL_OUTS, 0};
-    memset(sums[0], 0, sizeof sums[0]);
+    float sums[SLICE_LEVELS * FEW_ROWS][PANEL_OUTS]; /* [level][row] */
+    struct slice_tree tree = {sums[0], (size_t)p->a->n_rows * PANEL_OUTS, 0};
     uint32_t n_in = p->w->n_in;
     for (uint32_t i = 0; i * p->slice < n_in; i++) {
         uint32_t first = i * p->slice, n = MIN_OF(p->slice, n_in - first);
         float *next = tree_next(&tree);
-        memset(next, 0, sizeof sums[0]);
         few_slice(p, s, out, distance, first, n, (float(*)[PANEL_OUTS])(void *)next);
         tree_pushed(&tree, i);
     }
     tree_end(&tree);
     for (uint32_t r = 0; r < p->a->n_rows; r++)
         for (uint32_t i = 0; i < keep; i++)
-            p->y[r * p->ldy + out + (size_t)i * distance] = sums[0][r][i];
+            p->y[r * p->ldy + out + (size_t)i * distance] = sums[r][i];
 }
 
 static void few_task(void *arg, uint32_t task, uint32_t thread)
@@ -393,6 +392,8 @@ void matmul(struct kernels *k, const struct matrix *w, const struct activations 
     struct product p = {.k = k, .w = w, .a = a, .y = y, .ldy = ldy};
     const struct tensor_traits *t = tensor_traits(w->type);
     assert(t && a->n_in == w->n_in && w->n_in % t->block_elements == 0 && w->n_out > 0);
+    p.block_elements = t->block_elements;
+    p.block_bytes = t->block_bytes;
     p.slice = options->slice && options->slice < w->n_in ? options->slice : w->n_in;
     assert(p.slice == w->n_in || (p.slice % BLOCK == 0 && p.slice % t->block_elements == 0));
     assert((w->n_in + p.slice - 1) / p.slice <= SLICES_MAX);
