@@ -32,6 +32,7 @@ enum {
     AGENT_LOCAL_US = 5 * 1000 * 1000,  /* memory and power are read again */
     AGENT_PEERS_US = 15 * 1000 * 1000, /* names given with --peer are looked up again */
     AGENT_LOAD_US = 120 * 1000 * 1000, /* a model that is asked for must run by then */
+    AGENT_NO_FIT_US = 3 * 1000 * 1000, /* so long "does not fit" must last before clients hear it */
     AGENT_SLEEP_US = 1000 * 1000,      /* PROTOCOL 2.5 */
     AGENT_STOP_US = 12 * 1000 * 1000,  /* a polite stop gives up waiting then */
     AGENT_REMEMBER_US = 2 * 1000 * 1000,
@@ -61,6 +62,21 @@ struct agent_dial {
     uint8_t kind; /* enum hello_kind */
 };
 
+/* A model that the planner cannot place. Said to clients only when it lasts: a model that was just
+ * asked for, or a node that just left, may be a matter of a second. */
+struct agent_no_fit {
+    bool used;
+    struct hash256 model;
+    uint64_t since_us;
+    char text[ERR_TEXT_MAX];
+};
+
+/* The data secret of an authenticated session, known to the gate of the data port. */
+struct agent_key {
+    uint64_t session; /* 0: free */
+    uint8_t secret[HELLO_SECRET_BYTES];
+};
+
 struct agent {
     struct config config;
     struct log log;
@@ -81,6 +97,8 @@ struct agent {
 
     struct control_net *control;
     struct hello_gate *gate;
+    struct agent_key keys[HELLO_KEYS_MAX];
+    struct agent_no_fit no_fits[CONTROL_MODELS_MAX];
     struct data_port *data_port;
     struct hello_facts hello;
     struct agent_dial dials[AGENT_DATA_DIALS_MAX];
@@ -139,6 +157,8 @@ void agent_answer(struct agent *a, uint64_t number, enum err e, const char *text
 void agent_calls_tick(struct agent *a, uint64_t now_us);
 void agent_model_runs(struct agent *a, const struct hash256 *model);
 void agent_model_cannot(struct agent *a, const struct hash256 *model, enum err e, const char *text);
+/* NULL: it fits again, or runs. */
+void agent_no_fit(struct agent *a, const struct hash256 *model, const char *text);
 void agent_calls_end(struct agent *a);
 /* Finds a model by name, id or prefix among what members hold. */
 enum err agent_find_model(struct agent *a, const char *word, struct node_held *ret);

@@ -165,6 +165,16 @@ static enum err set_precision(uint8_t *to, const char *value)
     return ERR_OK;
 }
 
+/* A plain number is MiB (PROTOCOL 5.3). */
+static enum err set_memory_limit(uint64_t *to, const char *value)
+{
+    uint64_t mib;
+    if (parse_number(value, UINT64_C(1) << 40, &mib) != ERR_OK)
+        return config_parse_size(value, to);
+    *to = mib << 20;
+    return ERR_OK;
+}
+
 static enum err add_peer(struct config *c, const char *value)
 {
     char host[CONFIG_WORD_MAX];
@@ -186,7 +196,7 @@ static enum err set_by_key(struct config *c, const char *key, const char *value)
     if (strcmp(key, "data-port") == 0)
         return set_port(&c->data_port, value);
     if (strcmp(key, "memory-limit") == 0)
-        return config_parse_size(value, &c->memory_limit);
+        return set_memory_limit(&c->memory_limit, value);
     if (strcmp(key, "threads") == 0)
         return set_u32(&c->n_threads, value, 1024);
     if (strcmp(key, "peer") == 0)

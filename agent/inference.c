@@ -183,7 +183,8 @@ enum err inference_link(struct inference *inf, int fd, const struct hello_result
 
 enum err inference_unlink(struct inference *inf, const struct node_id *peer)
 {
-    return mailbox_send(inf->to_self, MAIL_UNLINK, peer, sizeof *peer);
+    static const struct node_id everybody;
+    return mailbox_send(inf->to_self, MAIL_UNLINK, peer ? peer : &everybody, sizeof *peer);
 }
 
 void inference_look(struct inference *inf, struct inference_view *ret)
@@ -607,6 +608,8 @@ static void on_mail(struct inference *inf, struct mail *m)
         int i = link_index(inf, m->bytes);
         if (i >= 0)
             link_lost(inf, i);
+        while (node_id_is_zero(m->bytes) && inf->n_links > 0)
+            link_lost(inf, 0);
         break;
     }
     case MAIL_STOP:

@@ -46,6 +46,7 @@ enum err inference_submit(struct inference *inf, struct call *take_call);
 enum err inference_cancel(struct inference *inf, const struct request_id *request);
 /* An authenticated data connection; `fd` is taken. It replaces a link to the same peer. */
 enum err inference_link(struct inference *inf, int fd, const struct hello_result *result);
+/* NULL: all links. */
 enum err inference_unlink(struct inference *inf, const struct node_id *peer);
 
 /* A copy of what the core says of itself, refreshed by the thread; any thread may ask. */

@@ -153,6 +153,7 @@ static void joined(struct node *n, const struct node_id *issuer)
 
 static void on_trust_effect(struct node *n, const struct trust_effect *x)
 {
+    char name[SHORT_ID_MAX];
     switch (x->kind) {
     case TRUST_EFFECT_AUTHENTICATED:
         sessions_authenticated(n, x->session, &x->peer);
@@ -178,7 +179,8 @@ static void on_trust_effect(struct node *n, const struct trust_effect *x)
         join_failed(n, x->reason);
         break;
     case TRUST_EFFECT_ADMITTED:
-        node_note(n, "admitted", "%s is a member now", x->peer.self.name);
+        short_of_32(x->peer.id.bytes, name);
+        node_note(n, "admitted", "%s is a member now", name);
         break;
     case TRUST_EFFECT_MEMBERS_CHANGED:
         peer_sync_with_trust(n);
@@ -278,6 +280,7 @@ enum err node_feed_control(struct node *n, const struct control_event *event)
     persist(n, NODE_EFFECT_PERSIST_CONTROL, &u.persist);
     plan_control_effects(n, &u);
     pass_on(n, &u.outbox);
+    plan_report_commits(n, &u);
     control_update_deinit(&u);
     return e;
 }

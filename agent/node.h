@@ -162,9 +162,10 @@ enum node_effect_type {
     NODE_EFFECT_COMMIT,    /* epoch */
     NODE_EFFECT_ABORT,     /* epoch */
     NODE_EFFECT_DRAIN,     /* epoch */
+    NODE_EFFECT_SUSPEND,   /* epoch: execute nothing of it until COMMIT; not answered */
     NODE_EFFECT_RETIRE,    /* epoch */
     NODE_EFFECT_ROUTE,     /* plan: active for its model */
-    NODE_EFFECT_NO_ROUTE,  /* model, text: why */
+    NODE_EFFECT_NO_ROUTE,  /* model, error, text: why (NO_FIT with an empty text: no longer so) */
     NODE_EFFECT_ANSWER,    /* call, error, text (for INVITE: the token) */
     NODE_EFFECT_NOTE,      /* text: a line for the event stream; word: its kind */
     NODE_EFFECT_STOPPED,

@@ -63,6 +63,8 @@ struct peer {
     uint32_t n_failed_refused, n_failed; /* in this round over the addresses */
     uint64_t dial_due_us, dial_wait_us;
     uint64_t dialling; /* session id, 0: none */
+    uint32_t
+        n_dropped; /* first messages in a row that it did not answer: an older secret is tried */
     bool link_up, link_wanted;
     uint64_t link_due_us; /* when the larger key dials itself */
     /* from gossip */
@@ -80,6 +82,7 @@ struct found {
     bool has_peer, is_self;
     struct node_id peer;
     uint64_t dial_due_us, dial_wait_us, dialling;
+    uint32_t n_dropped;
     uint32_t next_address;
 };
 
@@ -174,6 +177,7 @@ void plan_view_changed(struct node *n);
 void plan_send_view(struct node *n);
 void plan_send_shape(struct node *n, const struct model_shape *shape);
 enum err plan_control_effects(struct node *n, struct control_update *u);
+void plan_report_commits(struct node *n, const struct control_update *u);
 enum err plan_event(struct node *n, const struct node_event *e, bool *ret_handled);
 
 #endif

@@ -190,8 +190,10 @@ static void one_effect(struct node *n, const struct control_effect *x)
         plan_effect(n, NODE_EFFECT_ABORT, x);
         break;
     case CONTROL_DRAIN:
-    case CONTROL_SUSPEND:
         plan_effect(n, NODE_EFFECT_DRAIN, x);
+        break;
+    case CONTROL_SUSPEND:
+        plan_effect(n, NODE_EFFECT_SUSPEND, x);
         break;
     case CONTROL_RESUME:
         plan_effect(n, NODE_EFFECT_COMMIT, x);
@@ -206,10 +208,9 @@ static void one_effect(struct node *n, const struct control_effect *x)
         no_route(n, x, ERR_AGAIN);
         break;
     case CONTROL_NO_FIT:
-        if (x->text.text[0]) {
-            no_route(n, x, ERR_NO_FIT);
+        no_route(n, x, ERR_NO_FIT);
+        if (x->text.text[0])
             node_note(n, "no_fit", "%s", x->text.text);
-        }
         break;
     case CONTROL_PLANNER:
         planner_changed(n, x);
@@ -234,6 +235,18 @@ enum err plan_control_effects(struct node *n, struct control_update *u)
         records_want_shape(n, &m.model);
     }
     return ERR_OK;
+}
+
+/* The shell commits before the messages of this update go out, so that may be reported in the same
+ * step. */
+void plan_report_commits(struct node *n, const struct control_update *u)
+{
+    for (uint32_t i = 0; i < u->n_effects; i++) {
+        if (u->effects[i].kind == CONTROL_COMMIT)
+            (void)node_feed_control(
+                n, &(struct control_event){.kind = CONTROL_COMMITTED,
+                                           .epoch = u->effects[i].plan.epoch.hash});
+    }
 }
 
 static enum err on_want(struct node *n, const struct node_event *e)

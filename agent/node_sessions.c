@@ -209,7 +209,7 @@ static void adopt(struct node *n, struct peer *p, struct node_session *s)
     p->session = s->id;
     p->dialling = 0;
     p->dial_wait_us = DIAL_FIRST_US;
-    p->n_failed = p->n_failed_refused = 0;
+    p->n_failed = p->n_failed_refused = p->n_dropped = 0;
     struct node_effect *e = node_effect(n, NODE_EFFECT_PEER);
     if (e) {
         e->session = s->id;
@@ -263,6 +263,7 @@ static void dial_failed(struct node *n, struct peer *p, enum node_down how)
 {
     p->dialling = 0;
     p->n_failed++;
+    p->n_dropped += how == NODE_DOWN_DENIED;
     if (how == NODE_DOWN_REFUSED)
         p->n_failed_refused++;
     bool round_over = p->n_failed >= p->n_addresses;
@@ -293,6 +294,7 @@ void sessions_down(struct node *n, uint64_t session, enum node_down how)
     if (f && f->dialling == session) {
         uint64_t most = n->join_call && f->invites ? DIAL_JOIN_US : DIAL_STRANGER_MAX_US;
         f->dialling = 0;
+        f->n_dropped += how == NODE_DOWN_DENIED;
         f->dial_due_us = n->now_us + MIN_OF(f->dial_wait_us, most);
         f->dial_wait_us = MIN_OF(f->dial_wait_us * 2, (uint64_t)DIAL_STRANGER_MAX_US);
     }
@@ -390,15 +392,17 @@ enum err sessions_found(struct node *n, const struct node_found *is)
 
 /* ---- dialling ---- */
 
+/* `attempt` counts the first messages in a row that were dropped: the next secret is tried then
+ * (proto/trust.h). */
 static uint64_t dial(struct node *n, const struct address *a, enum purpose purpose,
-                     const struct node_id *peer, const char *instance)
+                     uint32_t attempt, const struct node_id *peer, const char *instance)
 {
     struct session_psk psk;
     if (purpose == PURPOSE_JOIN) {
         if (!trust_join_psk(n->trust, &psk))
             return 0;
     } else {
-        trust_dial_psk(n->trust, &psk);
+        trust_dial_psk_at(n->trust, attempt, &psk);
     }
     struct node_session *s = session_new_slot(n);
     struct node_effect *e = s ? node_effect(n, NODE_EFFECT_DIAL) : NULL;
@@ -424,7 +428,7 @@ static void dial_peer(struct node *n, struct peer *p)
         n->stopping)
         return;
     const struct address *a = &p->addresses[p->next_address++ % p->n_addresses].address;
-    p->dialling = dial(n, a, PURPOSE_MEMBER, &p->id, NULL);
+    p->dialling = dial(n, a, PURPOSE_MEMBER, p->n_dropped, &p->id, NULL);
     if (!p->dialling)
         p->dial_due_us = n->now_us + DIAL_FIRST_US;
 }
@@ -446,7 +450,8 @@ static void dial_found(struct node *n, struct found *f)
     if (!wants_dial(n, f) || n->now_us < f->dial_due_us)
         return;
     const struct address *a = &f->is.addresses[f->next_address++ % f->is.n_addresses];
-    f->dialling = dial(n, a, n->join_call ? PURPOSE_JOIN : PURPOSE_FOUND, NULL, f->is.instance);
+    f->dialling =
+        dial(n, a, n->join_call ? PURPOSE_JOIN : PURPOSE_FOUND, f->n_dropped, NULL, f->is.instance);
     if (!f->dialling)
         f->dial_due_us = n->now_us + DIAL_FIRST_US;
 }
@@ -535,7 +540,8 @@ void sessions_bandwidth(struct node *n, const struct node_event *e)
         with_port.port = a->address.port;
         if (!same_place(&a->address, &with_port))
             continue;
-        n->measuring_until_us = n->now_us;
+        if (dials_links(n, p))
+            n->measuring_until_us = n->now_us;
         bool measured = e->bytes_per_s > 0;
         a->measure_due_us = n->now_us + (measured ? MEASURE_EVERY_US : MEASURE_RETRY_US);
         if (measured) {

@@ -235,8 +235,10 @@ static void on_timer(uv_timer_t *timer)
     agent_calls_tick(a, now_us);
     if (node_next_due(a->node) <= now_us)
         (void)agent_step(a, &(struct node_event){.type = NODE_EVENT_TICK});
-    if (a->stopping && (a->stopped || now_us >= a->stop_until_us))
+    if (a->stopping && (a->stopped || now_us >= a->stop_until_us)) {
         uv_stop(&a->loop);
+        return;
+    }
     agent_schedule(a);
 }
 
@@ -249,7 +251,9 @@ void agent_schedule(struct agent *a)
     if (a->stopping && a->stopped)
         wait_us = 0;
     uv_update_time(&a->loop);
-    (void)uv_timer_start(&a->timer, on_timer, (wait_us + 999) / 1000, 0);
+    /* At least 1 ms: libuv runs timers that are due at once again and again before anything else.
+     */
+    (void)uv_timer_start(&a->timer, on_timer, MAX_OF((wait_us + 999) / 1000, (uint64_t)1), 0);
 }
 
 static void on_mail(uv_poll_t *poll, int status, int events)

@@ -191,10 +191,6 @@ static void on_load(struct agent *a, struct call *c)
     w->wants_model = true;
     w->model = held.model;
     w->until_us = clock_monotonic_us() + AGENT_LOAD_US;
-    if (same && is->no_fit[0]) {
-        done(w, ERR_NO_FIT, NULL, is->no_fit);
-        return;
-    }
     if (same)
         return; /* it is on its way */
     (void)agent_step(a, &(struct node_event){.type = NODE_EVENT_WANT,
@@ -447,8 +443,40 @@ void agent_on_call(struct agent *a, struct call *take_call)
     }
 }
 
+void agent_no_fit(struct agent *a, const struct hash256 *model, const char *text)
+{
+    struct agent_no_fit *f = NULL;
+    for (int i = 0; i < CONTROL_MODELS_MAX; i++) {
+        struct agent_no_fit *k = &a->no_fits[i];
+        if (k->used && hash256_eq(&k->model, model))
+            f = k;
+    }
+    for (int i = 0; text && !f && i < CONTROL_MODELS_MAX; i++) {
+        if (!a->no_fits[i].used)
+            f = &a->no_fits[i];
+    }
+    if (f && text && !f->used)
+        *f = (struct agent_no_fit){.used = true, .model = *model, .since_us = clock_monotonic_us()};
+    if (f && text)
+        (void)snprintf(f->text, sizeof f->text, "%s", text);
+    else if (f)
+        f->used = false;
+}
+
+static void say_no_fit(struct agent *a, uint64_t now_us)
+{
+    for (int i = 0; i < CONTROL_MODELS_MAX; i++) {
+        struct agent_no_fit *f = &a->no_fits[i];
+        if (!f->used || now_us < f->since_us + AGENT_NO_FIT_US)
+            continue;
+        (void)inference_no_route(a->inference, &f->model, ERR_NO_FIT, f->text);
+        agent_model_cannot(a, &f->model, ERR_NO_FIT, f->text);
+    }
+}
+
 void agent_calls_tick(struct agent *a, uint64_t now_us)
 {
+    say_no_fit(a, now_us);
     for (int i = 0; i < AGENT_CALLS_MAX; i++) {
         struct agent_call *w = &a->calls[i];
         if (w->number && w->until_us && now_us >= w->until_us)

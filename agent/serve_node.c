@@ -92,6 +92,7 @@ static void do_retire(struct agent *a, const struct epoch *epoch)
 static void do_route(struct agent *a, const struct plan *p)
 {
     (void)inference_route(a->inference, p);
+    agent_no_fit(a, &p->model, NULL);
     struct served_model *open = models_get(a->models, &p->model);
     if (!open) {
         struct node_id holders[LOADER_HOLDERS_MAX];
@@ -123,9 +124,27 @@ static void do_peer(struct agent *a, const struct node_effect *x)
 {
     struct hello_key key;
     control_net_authenticated(a->control, x->session);
-    if (key_of(a, &x->peer, x->session, &key) == ERR_OK)
+    for (int i = 0; key_of(a, &x->peer, x->session, &key) == ERR_OK && i < HELLO_KEYS_MAX; i++) {
+        struct agent_key *k = &a->keys[i];
+        if (k->session)
+            continue;
+        k->session = x->session;
+        memcpy(k->secret, key.secret, sizeof k->secret);
         (void)hello_gate_add(a->gate, &key);
+        break;
+    }
     sodium_memzero(&key, sizeof key);
+}
+
+/* A session that ended opens no data connection any more. */
+static void forget_key(struct agent *a, uint64_t session)
+{
+    for (int i = 0; i < HELLO_KEYS_MAX; i++) {
+        if (a->keys[i].session != session)
+            continue;
+        hello_gate_remove(a->gate, a->keys[i].secret);
+        sodium_memzero(&a->keys[i], sizeof a->keys[i]);
+    }
 }
 
 void agent_on_data_connection(void *context, int fd, const struct hello_result *result)
@@ -258,14 +277,19 @@ static void carry_out(struct agent *a, struct node_effect *x)
     case NODE_EFFECT_DRAIN:
         (void)inference_drain(a->inference, &x->epoch);
         break;
+    case NODE_EFFECT_SUSPEND:
+        (void)inference_unlink(a->inference,
+                               NULL); /* no frame comes in until links are made again */
+        break;
     case NODE_EFFECT_ROUTE:
         if (x->plan)
             do_route(a, x->plan);
         break;
     case NODE_EFFECT_NO_ROUTE:
-        (void)inference_no_route(a->inference, &x->model, x->error, x->text);
-        if (x->error != ERR_AGAIN)
-            agent_model_cannot(a, &x->model, x->error, x->text);
+        if (x->error == ERR_NO_FIT)
+            agent_no_fit(a, &x->model, x->text[0] ? x->text : NULL);
+        else
+            (void)inference_no_route(a->inference, &x->model, x->error, x->text);
         break;
     case NODE_EFFECT_ANSWER:
         agent_answer(a, x->call, x->error, x->text, x->expires_in_us);
@@ -306,8 +330,10 @@ static void carry_out_update(struct agent *a, struct node_update *u)
         carry_out(a, &u->effects[i]);
     send_messages(a, &u->outbox);
     for (uint32_t i = 0; i < u->n_effects; i++) {
-        if (u->effects[i].type == NODE_EFFECT_CLOSE)
+        if (u->effects[i].type == NODE_EFFECT_CLOSE) {
+            forget_key(a, u->effects[i].session);
             control_net_close(a->control, u->effects[i].session);
+        }
     }
 }
 
@@ -320,6 +346,8 @@ enum err agent_step(struct agent *a, const struct node_event *event)
         return ERR_CLOSED;
     struct node_update u = NODE_UPDATE_INIT;
     bool outer = !a->in_step;
+    if (event->type == NODE_EVENT_SESSION_DOWN)
+        forget_key(a, event->session);
     a->in_step = true;
     enum err e = node_step(a->node, event, clock_monotonic_us(), &u);
     carry_out_update(a, &u);

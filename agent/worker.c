@@ -1,5 +1,6 @@
 #include "agent/worker.h"
 
+#include "agent/control_net.h"
 #include "agent/pull.h"
 #include "base/file.h"
 #include "base/util.h"
@@ -15,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -271,10 +273,23 @@ static struct link *link_of(struct peer_job *j)
     return link;
 }
 
+/* Who answers learns the figures too; the connection says from where it was asked. */
+static void note_asker(struct peer_job *j)
+{
+    struct sockaddr_storage from;
+    socklen_t n = sizeof from;
+    struct net_address a;
+    if (getpeername(j->fd, (struct sockaddr *)&from, &n) == 0 &&
+        net_address_of(&from, &a) == ERR_OK)
+        j->address = address_of_net(&a);
+}
+
 static void *run_peer(void *context)
 {
     struct peer_job *j = context;
     struct worker *w = j->worker;
+    if (!j->initiator)
+        note_asker(j);
     struct link *link = link_of(j);
     struct bandwidth b = {0, 0};
     enum err e = link ? ERR_OK : ERR_IO;
@@ -286,7 +301,7 @@ static void *run_peer(void *context)
         e = j->initiator ? bandwidth_measure(link, &b) : bandwidth_answer(link, &b);
     }
     link_free(link);
-    if (j->initiator) {
+    if (j->result.kind == HELLO_BANDWIDTH) {
         struct mail_bandwidth m = {j->result.peer, j->address, 0};
         if (e == ERR_OK)
             m.bytes_per_s = (double)MIN_OF(b.to_peer_bytes_per_s, b.from_peer_bytes_per_s);
