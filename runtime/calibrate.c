@@ -55,7 +55,7 @@ static void fill(struct bench *b)
 static enum err bench_init(struct bench *b, struct pool *pool)
 {
     TRY(kernels_new(pool, KERNELS_BEST, &b->kernels));
-    b->matrix_bytes = (size_t)N_OUT * (N_IN / 32) * BLOCK_BYTES;
+    b->matrix_bytes = (size_t)N_OUT * ((size_t)N_IN / 32) * BLOCK_BYTES;
     for (b->n_matrices = MATRICES; b->n_matrices >= MATRICES_MIN; b->n_matrices /= 2)
         if ((b->weights = aligned_alloc(64, b->n_matrices * b->matrix_bytes)) != NULL)
             break;
@@ -73,7 +73,7 @@ static void multiply(struct bench *b, uint32_t matrix, uint32_t n_rows)
     const struct matrix m = {.type = TENSOR_Q4_1,
                              .n_out = N_OUT,
                              .n_in = N_IN,
-                             .row_bytes = N_IN / 32 * BLOCK_BYTES,
+                             .row_bytes = (size_t)N_IN / 32 * BLOCK_BYTES,
                              .data = b->weights + matrix * b->matrix_bytes};
     const struct matmul_options options = {.precision = KERNELS_FAST};
     struct activations a;

@@ -13,7 +13,7 @@
 
 struct tensor_type {
     uint32_t type;
-    const char *name;
+    char name[8];
     uint16_t elements, bytes; /* of one block */
 };
 
@@ -70,8 +70,11 @@ bool gguf_string_eq(struct gguf_string s, const char *text)
 void gguf_string_copy(struct gguf_string s, char *to, size_t n)
 {
     size_t take = (size_t)MIN_OF(s.n, (uint64_t)(n - 1));
-    for (size_t i = 0; i < take; i++)
-        to[i] = (unsigned char)s.data[i] < 32 || s.data[i] == 127 ? '?' : s.data[i];
+    for (size_t i = 0; i < take; i++) {
+        to[i] = s.data[i];
+        if ((unsigned char)to[i] < 32 || to[i] == 127)
+            to[i] = '?';
+    }
     to[take] = '\0';
 }
 
@@ -99,16 +102,14 @@ void gguf_free(struct gguf *g)
             free((void *)(uintptr_t)g->pairs[i].value.array.offsets);
     free(g->pairs);
     free(g->tensors);
-    free((void *)g->by_key);
-    free((void *)g->by_name);
+    free(g->by_key);
+    free(g->by_name);
     if (g->mapped_bytes > 0)
         (void)munmap((void *)(uintptr_t)g->bytes, g->mapped_bytes);
     closep(&g->fd);
     free(g->path);
     free(g);
 }
-
-DEFINE_CLEANUP(struct gguf, gguf_free)
 
 /* The whole file is mapped for parsing; what follows the header is given back afterwards, because
  * parts that are absent must not stay mapped. */
@@ -129,11 +130,9 @@ static enum err map_and_read(struct gguf *g, struct err_text *text)
     return ERR_OK;
 }
 
-enum err gguf_open(const char *path, struct gguf **ret, struct err_text *text)
+static enum err open_file(struct gguf *g, struct err_text *text)
 {
-    _cleanup_(gguf_freep) struct gguf *g = NULL;
-    if (new_gguf(path, &g) != ERR_OK)
-        return err_set(text, ERR_NO_MEMORY, "%s: no memory to open the file", path);
+    const char *path = g->path;
     g->fd = open(path, O_RDONLY | O_CLOEXEC);
     struct stat st;
     if (g->fd < 0 || fstat(g->fd, &st) != 0)
@@ -147,22 +146,36 @@ enum err gguf_open(const char *path, struct gguf **ret, struct err_text *text)
     if ((uint64_t)st.st_size > SIZE_MAX / 2)
         return err_set(text, ERR_LIMIT, "%s: the file is too large to map", path);
     g->file_bytes = (uint64_t)st.st_size;
-    TRY(map_and_read(g, text));
-    *ret = TAKE(g);
-    return ERR_OK;
+    return map_and_read(g, text);
+}
+
+enum err gguf_open(const char *path, struct gguf **ret, struct err_text *text)
+{
+    struct gguf *g = NULL;
+    if (new_gguf(path, &g) != ERR_OK)
+        return err_set(text, ERR_NO_MEMORY, "%s: no memory to open the file", path);
+    enum err e = open_file(g, text);
+    if (e != ERR_OK)
+        gguf_free(g);
+    else
+        *ret = g;
+    return e;
 }
 
 enum err gguf_open_memory(const void *bytes, size_t n, const char *name, struct gguf **ret,
                           struct err_text *text)
 {
-    _cleanup_(gguf_freep) struct gguf *g = NULL;
+    struct gguf *g = NULL;
     if (new_gguf(name, &g) != ERR_OK)
         return err_set(text, ERR_NO_MEMORY, "%s: no memory to open the file", name);
     g->bytes = bytes;
     g->file_bytes = n;
-    TRY(gguf_read(g, text));
-    *ret = TAKE(g);
-    return ERR_OK;
+    enum err e = gguf_read(g, text);
+    if (e != ERR_OK)
+        gguf_free(g);
+    else
+        *ret = g;
+    return e;
 }
 
 const char *gguf_path(const struct gguf *g)
@@ -206,9 +219,9 @@ static const struct gguf_pair *find_pair(const struct gguf *g, const char *key)
     uint32_t low = 0, high = g->n_pairs;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        int order = gguf_string_cmp(g->by_key[middle]->key, want);
+        int order = gguf_string_cmp(g->by_key[middle].at->key, want);
         if (order == 0)
-            return g->by_key[middle];
+            return g->by_key[middle].at;
         if (order < 0)
             low = middle + 1;
         else
@@ -340,19 +353,19 @@ bool gguf_array_int(const struct gguf_array *array, uint64_t i, int64_t *ret)
         *ret = (int64_t)element_bits(array, i, 1);
         return true;
     case GGUF_I8:
-        *ret = (int8_t)element_bits(array, i, 1);
+        *ret = sign_extend(element_bits(array, i, 1), 8);
         return true;
     case GGUF_U16:
         *ret = (int64_t)element_bits(array, i, 2);
         return true;
     case GGUF_I16:
-        *ret = (int16_t)element_bits(array, i, 2);
+        *ret = sign_extend(element_bits(array, i, 2), 16);
         return true;
     case GGUF_U32:
         *ret = (int64_t)element_bits(array, i, 4);
         return true;
     case GGUF_I32:
-        *ret = (int32_t)element_bits(array, i, 4);
+        *ret = sign_extend(element_bits(array, i, 4), 32);
         return true;
     case GGUF_U64:
         u = element_bits(array, i, 8);
@@ -407,9 +420,9 @@ const struct gguf_tensor *gguf_tensor(const struct gguf *g, const char *name)
     uint32_t low = 0, high = g->n_tensors;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        int order = gguf_string_cmp(g->by_name[middle]->name, want);
+        int order = gguf_string_cmp(g->by_name[middle].at->name, want);
         if (order == 0)
-            return g->by_name[middle];
+            return g->by_name[middle].at;
         if (order < 0)
             low = middle + 1;
         else

@@ -16,6 +16,14 @@ struct gguf_pair {
     } value;
 };
 
+/* Entries of the sorted indices. */
+struct gguf_pair_ref {
+    const struct gguf_pair *at;
+};
+struct gguf_tensor_ref {
+    const struct gguf_tensor *at;
+};
+
 struct gguf {
     char *path;
     int fd;               /* -1 over memory */
@@ -26,12 +34,19 @@ struct gguf {
     uint32_t n_pairs, n_tensors;
     struct gguf_pair *pairs;         /* file order */
     struct gguf_tensor *tensors;     /* file order */
-    const struct gguf_pair **by_key; /* sorted */
-    const struct gguf_tensor **by_name;
+    struct gguf_pair_ref *by_key;    /* sorted */
+    struct gguf_tensor_ref *by_name; /* sorted */
 };
 
 /* Parses g->bytes[0, g->file_bytes) and fills everything else. On failure the caller frees g. */
 enum err gguf_read(struct gguf *g, struct err_text *text);
 int gguf_string_cmp(struct gguf_string a, struct gguf_string b);
+
+/* The lower n_bits of v as a number in two's complement. */
+static inline int64_t sign_extend(uint64_t v, unsigned n_bits)
+{
+    uint64_t sign = UINT64_C(1) << (n_bits - 1);
+    return (int64_t)((v ^ sign) - sign);
+}
 
 #endif

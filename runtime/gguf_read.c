@@ -135,19 +135,19 @@ static void read_scalar(struct parse *p, struct gguf_pair *pair)
         pair->value.u = read_u8(&p->r);
         break;
     case GGUF_I8:
-        pair->value.i = (int8_t)read_u8(&p->r);
+        pair->value.i = sign_extend(read_u8(&p->r), 8);
         break;
     case GGUF_U16:
         pair->value.u = read_u16(&p->r);
         break;
     case GGUF_I16:
-        pair->value.i = (int16_t)read_u16(&p->r);
+        pair->value.i = sign_extend(read_u16(&p->r), 16);
         break;
     case GGUF_U32:
         pair->value.u = read_u32(&p->r);
         break;
     case GGUF_I32:
-        pair->value.i = (int32_t)read_u32(&p->r);
+        pair->value.i = sign_extend(read_u32(&p->r), 32);
         break;
     case GGUF_U64:
         pair->value.u = read_u64(&p->r);
@@ -271,20 +271,20 @@ static enum err place_tensors(struct parse *p)
 
 static int by_key(const void *a, const void *b)
 {
-    const struct gguf_pair *const *x = a, *const *y = b;
-    return gguf_string_cmp((*x)->key, (*y)->key);
+    const struct gguf_pair_ref *x = a, *y = b;
+    return gguf_string_cmp(x->at->key, y->at->key);
 }
 
 static int by_name(const void *a, const void *b)
 {
-    const struct gguf_tensor *const *x = a, *const *y = b;
-    return gguf_string_cmp((*x)->name, (*y)->name);
+    const struct gguf_tensor_ref *x = a, *y = b;
+    return gguf_string_cmp(x->at->name, y->at->name);
 }
 
 static int by_offset(const void *a, const void *b)
 {
-    const struct gguf_tensor *const *x = a, *const *y = b;
-    return ((*x)->offset > (*y)->offset) - ((*x)->offset < (*y)->offset);
+    const struct gguf_tensor_ref *x = a, *y = b;
+    return (x->at->offset > y->at->offset) - (x->at->offset < y->at->offset);
 }
 
 static enum err sort_pairs(struct parse *p)
@@ -294,12 +294,12 @@ static enum err sort_pairs(struct parse *p)
     if (!g->by_key)
         return err_set(p->text, ERR_NO_MEMORY, "%s: no memory for the metadata", g->path);
     for (uint32_t i = 0; i < g->n_pairs; i++)
-        g->by_key[i] = &g->pairs[i];
+        g->by_key[i].at = &g->pairs[i];
     qsort(g->by_key, g->n_pairs, sizeof *g->by_key, by_key);
     for (uint32_t i = 1; i < g->n_pairs; i++) {
-        if (gguf_string_cmp(g->by_key[i - 1]->key, g->by_key[i]->key) == 0) {
+        if (gguf_string_cmp(g->by_key[i - 1].at->key, g->by_key[i].at->key) == 0) {
             char key[TEXT_NAME_MAX];
-            gguf_string_copy(g->by_key[i]->key, key, sizeof key);
+            gguf_string_copy(g->by_key[i].at->key, key, sizeof key);
             return err_set(p->text, ERR_CORRUPT, "%s: the metadata key %s occurs twice", g->path,
                            key);
         }
@@ -314,11 +314,11 @@ static enum err sort_tensors(struct parse *p)
     if (!g->by_name)
         return err_set(p->text, ERR_NO_MEMORY, "%s: no memory for the tensors", g->path);
     for (uint32_t i = 0; i < g->n_tensors; i++)
-        g->by_name[i] = &g->tensors[i];
+        g->by_name[i].at = &g->tensors[i];
     char a[TEXT_NAME_MAX], b[TEXT_NAME_MAX];
     qsort(g->by_name, g->n_tensors, sizeof *g->by_name, by_offset);
     for (uint32_t i = 1; i < g->n_tensors; i++) {
-        const struct gguf_tensor *x = g->by_name[i - 1], *y = g->by_name[i];
+        const struct gguf_tensor *x = g->by_name[i - 1].at, *y = g->by_name[i].at;
         if (x->offset + x->n_bytes > y->offset) {
             gguf_string_copy(x->name, a, sizeof a);
             gguf_string_copy(y->name, b, sizeof b);
@@ -328,8 +328,8 @@ static enum err sort_tensors(struct parse *p)
     }
     qsort(g->by_name, g->n_tensors, sizeof *g->by_name, by_name);
     for (uint32_t i = 1; i < g->n_tensors; i++) {
-        if (gguf_string_cmp(g->by_name[i - 1]->name, g->by_name[i]->name) == 0) {
-            gguf_string_copy(g->by_name[i]->name, a, sizeof a);
+        if (gguf_string_cmp(g->by_name[i - 1].at->name, g->by_name[i].at->name) == 0) {
+            gguf_string_copy(g->by_name[i].at->name, a, sizeof a);
             return err_set(p->text, ERR_CORRUPT, "%s: the tensor %s occurs twice", g->path, a);
         }
     }

@@ -11,13 +11,11 @@
 #include <stdio.h>
 #include <string.h>
 
-enum err logits_parse_ids(const char *text, size_t n, int32_t **ret_ids, uint32_t *ret_n,
+/* Fills ids, which has room for every number that n bytes can hold. */
+static enum err parse_ids(const char *text, size_t n, int32_t *ids, uint32_t *ret_n,
                           struct err_text *err)
 {
-    _cleanup_(freep) int32_t *ids = malloc(((n + 1) / 2 + 1) * sizeof *ids);
     uint32_t count = 0;
-    if (!ids)
-        return err_set(err, ERR_NO_MEMORY, "no memory for the token ids");
     for (size_t i = 0; i < n;) {
         if (text[i] == '#') {
             while (i < n && text[i] != '\n')
@@ -30,7 +28,7 @@ enum err logits_parse_ids(const char *text, size_t n, int32_t **ret_ids, uint32_
             if (count == LOGITS_TOKENS_MAX)
                 return err_set(err, ERR_LIMIT, "more than %d token ids", LOGITS_TOKENS_MAX);
             ids[count++] = (int32_t)v;
-        } else if (strchr(" \t\r\n,;[]", text[i])) {
+        } else if (text[i] != '\0' && strchr(" \t\r\n,;[]", text[i])) {
             i++;
         } else {
             return err_set(err, ERR_CORRUPT,
@@ -39,11 +37,22 @@ enum err logits_parse_ids(const char *text, size_t n, int32_t **ret_ids, uint32_
                            isprint((unsigned char)text[i]) ? text[i] : '?', i + 1);
         }
     }
-    if (count == 0)
-        return err_set(err, ERR_CORRUPT, "there are no token ids");
-    *ret_ids = TAKE(ids);
     *ret_n = count;
-    return ERR_OK;
+    return count > 0 ? ERR_OK : err_set(err, ERR_CORRUPT, "there are no token ids");
+}
+
+enum err logits_parse_ids(const char *text, size_t n, int32_t **ret_ids, uint32_t *ret_n,
+                          struct err_text *err)
+{
+    int32_t *ids = malloc(((n + 1) / 2 + 1) * sizeof *ids);
+    if (!ids)
+        return err_set(err, ERR_NO_MEMORY, "no memory for the token ids");
+    enum err e = parse_ids(text, n, ids, ret_n, err);
+    if (e != ERR_OK)
+        free(ids);
+    else
+        *ret_ids = ids;
+    return e;
 }
 
 /* A model cut into stages, and the buffers between them. */
@@ -193,11 +202,14 @@ enum err logits_run_file(const char *model_path, const char *ids_path,
                          struct err_text *err)
 {
     struct buf b = BUF_INIT(LOGITS_FILE_MAX);
-    _cleanup_(freep) int32_t *ids = NULL;
+    int32_t *ids = NULL;
     uint32_t n = 0;
     enum err e = read_text(ids_path, &b, err);
     if (e == ERR_OK)
         e = logits_parse_ids((const char *)b.data, b.len, &ids, &n, err);
     buf_deinit(&b);
-    return e == ERR_OK ? logits_run(model_path, ids, n, options, out, NULL, err) : e;
+    if (e == ERR_OK)
+        e = logits_run(model_path, ids, n, options, out, NULL, err);
+    free(ids);
+    return e;
 }

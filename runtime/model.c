@@ -428,32 +428,42 @@ static uint32_t merge(struct byte_range *r, uint32_t n)
     return kept;
 }
 
+/* Everything that the layers need, unsorted; `a` has room. */
+static enum err gather_all(const struct model *model, uint32_t first, uint32_t n, struct gather *a)
+{
+    if (first == 0)
+        TRY(gather_tensor(a, model->embedding));
+    if (first + n == model->info.n_layers) {
+        TRY(gather_tensor(a, model->output_norm));
+        TRY(gather_tensor(a, model->output));
+    }
+    TRY(gather_tensor(a, model->rope_factors));
+    for (uint32_t i = first; i < first + n; i++)
+        for (int k = 0; k < LAYER_TENSORS; k++)
+            TRY(gather_tensor(a, model->layers[i][k]));
+    return ERR_OK;
+}
+
 enum err model_ranges(const struct model *model, uint32_t first, uint32_t n, struct byte_range *ret,
                       uint32_t max, uint32_t *ret_n)
 {
     uint32_t n_layers = model->info.n_layers;
     if (n == 0 || first >= n_layers || n > n_layers - first)
         return ERR_INVALID;
-    uint32_t most = n * LAYER_TENSORS + 4;
-    _cleanup_(freep) struct byte_range *all = malloc(most * sizeof *all);
-    if (!all)
+    struct gather a = {.max = n * LAYER_TENSORS + 4};
+    a.ranges = malloc(a.max * sizeof *a.ranges);
+    if (!a.ranges)
         return ERR_NO_MEMORY;
-    struct gather a = {.ranges = all, .max = most};
-    if (first == 0)
-        TRY(gather_tensor(&a, model->embedding));
-    if (first + n == n_layers) {
-        TRY(gather_tensor(&a, model->output_norm));
-        TRY(gather_tensor(&a, model->output));
+    enum err e = gather_all(model, first, n, &a);
+    if (e == ERR_OK) {
+        qsort(a.ranges, a.n, sizeof *a.ranges, by_offset);
+        uint32_t kept = merge(a.ranges, a.n);
+        e = kept > max ? ERR_LIMIT : ERR_OK;
+        if (e == ERR_OK) {
+            memcpy(ret, a.ranges, kept * sizeof *ret);
+            *ret_n = kept;
+        }
     }
-    TRY(gather_tensor(&a, model->rope_factors));
-    for (uint32_t i = first; i < first + n; i++)
-        for (int k = 0; k < LAYER_TENSORS; k++)
-            TRY(gather_tensor(&a, model->layers[i][k]));
-    qsort(all, a.n, sizeof *all, by_offset);
-    uint32_t kept = merge(all, a.n);
-    if (kept > max)
-        return ERR_LIMIT;
-    memcpy(ret, all, kept * sizeof *all);
-    *ret_n = kept;
-    return ERR_OK;
+    free(a.ranges);
+    return e;
 }

@@ -95,7 +95,7 @@ static inline void chain_open(struct chain *c, const char *path, const struct ch
     c->n_embd = info->n_embd;
     for (int i = 0; i < 2; i++)
         c->rows[i] = malloc((size_t)STAGE_ROWS_MAX * info->n_embd * sizeof(float));
-    c->logits = malloc((size_t)STAGE_ROWS_MAX * info->n_vocab * sizeof(float));
+    c->logits = calloc((size_t)STAGE_ROWS_MAX * info->n_vocab, sizeof(float));
     assert_true(c->rows[0] && c->rows[1] && c->logits);
 }
 

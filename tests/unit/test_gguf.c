@@ -371,7 +371,7 @@ static void test_gguf_opens_a_sparse_file(void **state)
     int fd = mkstemp(path);
     assert_true(fd >= 0);
     assert_int_equal(write(fd, b.data, b.len), (ssize_t)b.len);
-    off_t whole = (off_t)b.len + 32 + 40 * (1 << 20);
+    off_t whole = (off_t)b.len + 32 + ((off_t)40 << 20);
     assert_int_equal(ftruncate(fd, whole), 0);
     assert_int_equal(pwrite(fd, "there", 5, whole - 5), 5);
     struct gguf *g;

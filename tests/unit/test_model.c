@@ -34,8 +34,8 @@ static void test_model_describes_the_file(void **state)
     assert_int_equal(info->n_vocab, 512);
     assert_int_equal(info->context_max, 512);
     assert_false(info->output_is_embedding);
-    assert_int_equal(info->layer_macs, 64 * 64 * 2 + 64 * 32 * 2 + 64 * 96 * 3);
-    assert_int_equal(info->layer_bytes[0], info->layer_macs / 32 * 20 + 2 * 64 * 4);
+    assert_int_equal(info->layer_macs, 64u * 64 * 2 + 64 * 32 * 2 + 64 * 96 * 3);
+    assert_int_equal(info->layer_bytes[0], info->layer_macs / 32 * 20 + 2u * 64 * 4);
     assert_int_equal(info->output_macs, 64 * 512);
     assert_int_equal(info->output_bytes, 64 * 512 / 32 * 20 + 64 * 4);
     assert_int_equal(info->embedding_bytes, 64 * 512 / 32 * 20);
@@ -116,7 +116,7 @@ static void test_model_ranges_hold_what_layers_need(void **state)
  * it, becomes `to`. */
 struct change {
     const char *from;
-    uint32_t skip;
+    size_t skip;
     const void *to;
     size_t n_to;
     enum err err;

@@ -114,7 +114,8 @@ enum { SPLIT_VOCAB = 320, SPLIT_LAYERS = 6 };
 static void check_same(const struct chain_options *options, uint32_t chunk, const float *want)
 {
     float *got = run_chunks(options, chunk);
-    if (memcmp(got, want, (size_t)RUN * SPLIT_VOCAB * sizeof(float)) != 0)
+    const void *ours = got, *theirs = want;
+    if (memcmp(ours, theirs, (size_t)RUN * SPLIT_VOCAB * sizeof(float)) != 0)
         fail_msg("other bits: variant %u threads %u chunk %u cuts %u %u precision %d",
                  options->variant, options->n_threads, chunk, options->cuts[0], options->cuts[1],
                  (int)options->precision);
