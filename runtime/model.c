@@ -313,6 +313,12 @@ static enum err refuse_others(struct load *l)
     return ERR_OK;
 }
 
+/* Multiply-adds of a matrix for one row; `fine`: with finer activations where it is quantised. */
+static uint64_t macs_of(const struct gguf_tensor *t, bool fine)
+{
+    return fine && tensor_traits(t->type)->quantised ? 2 * t->n_elements : t->n_elements;
+}
+
 static void add_up(struct model *m)
 {
     struct model_info *info = &m->info;
@@ -320,7 +326,7 @@ static void add_up(struct model *m)
     info->header_bytes = gguf_header_bytes(m->gguf);
     info->embedding_bytes = m->embedding->n_bytes;
     info->output_bytes = m->output_norm->n_bytes + m->output->n_bytes;
-    info->output_macs = m->output->n_elements;
+    info->output_macs = macs_of(m->output, true);
     for (uint32_t i = 0; i < info->n_layers; i++) {
         info->layer_bytes[i] = m->rope_factors ? m->rope_factors->n_bytes : 0;
         for (int k = 0; k < LAYER_TENSORS; k++) {
@@ -329,7 +335,7 @@ static void add_up(struct model *m)
                 continue;
             info->layer_bytes[i] += t->n_bytes;
             if (i == 0 && arch_layer_tensors[k].out != DIM_ONE)
-                info->layer_macs += t->n_elements;
+                info->layer_macs += macs_of(t, k >= LAYER_ATTN_Q && k <= LAYER_ATTN_V);
         }
     }
 }

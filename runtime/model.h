@@ -35,8 +35,10 @@ struct model_info {
         header_bytes; /* everything before the tensor data: enough for tokenizer and template */
     uint64_t embedding_bytes, output_bytes; /* output: norm + matrix (the matrix also when tied) */
     uint64_t layer_bytes[MODEL_INFO_LAYERS_MAX];
-    uint64_t layer_macs, output_macs; /* multiply-adds for one row */
-    uint64_t kv_bytes_per_position;   /* of one layer, for F16 */
+    /* Multiply-adds for one row in precision fast, where quantised q, k, v and output matrices are
+     * computed twice (stage_fine.h). */
+    uint64_t layer_macs, output_macs;
+    uint64_t kv_bytes_per_position; /* of one layer, for F16 */
 };
 
 /* Opens and checks a file (every number is checked before it is believed). Tensor data need not be

@@ -34,9 +34,10 @@ static void test_model_describes_the_file(void **state)
     assert_int_equal(info->n_vocab, 512);
     assert_int_equal(info->context_max, 512);
     assert_false(info->output_is_embedding);
-    assert_int_equal(info->layer_macs, 64u * 64 * 2 + 64 * 32 * 2 + 64 * 96 * 3);
-    assert_int_equal(info->layer_bytes[0], info->layer_macs / 32 * 20 + 2u * 64 * 4);
-    assert_int_equal(info->output_macs, 64 * 512);
+    const uint64_t qkv = 64u * 64 + 64 * 32 * 2, others = 64u * 64 + 64 * 96 * 3;
+    assert_int_equal(info->layer_macs, 2 * qkv + others);
+    assert_int_equal(info->layer_bytes[0], (qkv + others) / 32 * 20 + 2u * 64 * 4);
+    assert_int_equal(info->output_macs, 2 * 64 * 512);
     assert_int_equal(info->output_bytes, 64 * 512 / 32 * 20 + 64 * 4);
     assert_int_equal(info->embedding_bytes, 64 * 512 / 32 * 20);
     assert_int_equal(info->kv_bytes_per_position, 2 * 32 * 2);
