@@ -1,5 +1,6 @@
 #include "agent/inference.h"
 
+#include "agent/mapping_guard.h"
 #include "agent/pipeline.h"
 #include "base/clock.h"
 #include "base/util.h"
@@ -61,6 +62,7 @@ struct instance {
     struct epoch epoch;
     uint32_t n_vocab, n_embd;
     bool is_tail;
+    bool broken; /* its file failed under us: nothing it computes can be trusted */
 };
 
 struct client {
@@ -404,7 +406,7 @@ static void compute(struct inference *inf, const struct pipeline_compute *c)
 {
     struct instance *in = &inf->instances[c->instance];
     assert(c->instance < INSTANCES_MAX && in->stage);
-    uint64_t start_us = clock_monotonic_us();
+    uint64_t start_us = clock_monotonic_us(), n_holes = mapping_guard_count();
     enum err e = room_for(&inf->rows_out, &inf->rows_out_floats, (size_t)c->n_rows * in->n_embd);
     if (e == ERR_OK && in->is_tail)
         e = room_for(&inf->logits, &inf->logits_floats, (size_t)(c->n_samples + 1) * in->n_vocab);
@@ -413,6 +415,13 @@ static void compute(struct inference *inf, const struct pipeline_compute *c)
                           in->is_tail ? NULL : inf->rows_out, in->is_tail ? inf->logits : NULL);
     for (uint32_t i = 0; e == ERR_OK && i < c->n_samples; i++)
         e = sample(in, &c->samples[i], inf->logits + (size_t)i * in->n_vocab, &inf->sampled[i]);
+    if (mapping_guard_count() != n_holes && !in->broken) {
+        in->broken = true;
+        log_error(&inf->log, "%s: its file was cut short or cannot be read any more",
+                  model_info(in->model)->name);
+    }
+    if (in->broken)
+        e = ERR_IO;
     inf->has_computed = true;
     if (e != ERR_OK) {
         log_error(&inf->log, "a step could not be computed (%s)", err_name(e));

@@ -314,7 +314,8 @@ static enum err make_cores(struct node *n, struct err_text *text)
     struct control_options c = {.self = n->identity.id,
                                 .boot_id = o->boot_id,
                                 .seed = rng_u64(&n->rng),
-                                .arithmetic_version = o->arithmetic_version,
+                                .arithmetic_version =
+                                    plan_arithmetic(o->arithmetic_version, o->kernel_digest),
                                 .backend = BACKEND_NATIVE};
     e = control_new(&c, o->control_bytes, o->n_control_bytes, &n->control);
     if (e != ERR_OK)
@@ -340,6 +341,8 @@ enum err node_new(const struct node_options *options, uint64_t now_us, struct no
     uint64_t seed;
     options->random.fill(options->random.ctx, (uint8_t *)&seed, sizeof seed);
     rng_seed(&n->rng, seed);
+    n->options.remembered = NULL;
+    n->options.remembered_ids = NULL;
     enum err e = ERR_OK;
     if (options->n_remembered) {
         size_t k = options->n_remembered;

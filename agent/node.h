@@ -50,6 +50,7 @@ struct node_options {
     char version[32];
     uint16_t control_port, data_port;
     uint32_t arithmetic_version;
+    uint64_t kernel_digest;
     uint64_t wall_ms; /* Unix time of the start */
     /* what an earlier start stored through PERSIST; NULL when nothing */
     const uint8_t *trust_bytes, *control_bytes;

@@ -173,6 +173,7 @@ uint64_t records_next_due(const struct node *n);
 enum err records_request_link(struct node *n, const struct node_id *to);
 
 /* node_plan.c */
+uint32_t plan_arithmetic(uint32_t version, uint64_t kernel_digest);
 void plan_view_changed(struct node *n);
 void plan_send_view(struct node *n);
 void plan_send_shape(struct node *n, const struct model_shape *shape);

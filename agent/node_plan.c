@@ -14,18 +14,26 @@ void plan_view_changed(struct node *n)
     n->view_due_us = MIN_OF(n->view_due_us, n->now_us + VIEW_DELAY_US);
 }
 
+/* Plans are made among nodes that compute the same bits: one number for the version and the
+ * kernels' digest. */
+uint32_t plan_arithmetic(uint32_t version, uint64_t kernel_digest)
+{
+    uint64_t mixed = (kernel_digest ^ version) * UINT64_C(0x9e3779b97f4a7c15);
+    return (uint32_t)(mixed >> 32);
+}
+
 static void fill_node(const struct node_local *l, const struct node_id *id, uint64_t boot_id,
                       bool eligible, struct topology_node *ret)
 {
-    *ret = (struct topology_node){.id = *id,
-                                  .boot_id = boot_id,
-                                  .eligible =
-                                      eligible && l->stream_bytes_per_s > 0 && l->macs_per_s > 0,
-                                  .arithmetic_version = l->arithmetic_version,
-                                  .backend = l->backend,
-                                  .budget_bytes = l->budget_bytes,
-                                  .stream_bytes_per_s = l->stream_bytes_per_s,
-                                  .macs_per_s = l->macs_per_s};
+    *ret = (struct topology_node){
+        .id = *id,
+        .boot_id = boot_id,
+        .eligible = eligible && l->stream_bytes_per_s > 0 && l->macs_per_s > 0,
+        .arithmetic_version = plan_arithmetic(l->arithmetic_version, l->kernel_digest),
+        .backend = l->backend,
+        .budget_bytes = l->budget_bytes,
+        .stream_bytes_per_s = l->stream_bytes_per_s,
+        .macs_per_s = l->macs_per_s};
 }
 
 static uint32_t index_of(const struct topology *t, const struct node_id *id)
@@ -116,10 +124,15 @@ void plan_send_view(struct node *n)
 
 void plan_send_shape(struct node *n, const struct model_shape *shape)
 {
-    for (uint8_t precision = PRECISION_FAST; precision <= PRECISION_F32; precision++)
-        (void)node_feed_control(
-            n,
-            &(struct control_event){.kind = CONTROL_MODEL, .shape = shape, .precision = precision});
+    struct model_shape f32 = *shape;
+    f32.kv_bytes_per_position *=
+        2; /* the shape describes F16; weights stay as they are in the file */
+    (void)node_feed_control(n, &(struct control_event){.kind = CONTROL_MODEL,
+                                                       .shape = shape,
+                                                       .precision = PRECISION_FAST});
+    (void)node_feed_control(
+        n,
+        &(struct control_event){.kind = CONTROL_MODEL, .shape = &f32, .precision = PRECISION_F32});
 }
 
 static struct plan *copy_plan(const struct plan *p)

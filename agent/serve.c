@@ -4,6 +4,7 @@
 #include "agent/agent.h"
 #include "agent/discovery_shell.h"
 #include "agent/http.h"
+#include "agent/mapping_guard.h"
 #include "agent/sysinfo.h"
 #include "base/clock.h"
 #include "base/file.h"
@@ -419,6 +420,7 @@ static enum err open_node(struct agent *a, struct err_text *text)
                              .control_port = control_net_port(a->control),
                              .data_port = data_port_port(a->data_port),
                              .arithmetic_version = a->local.arithmetic_version,
+                             .kernel_digest = a->local.kernel_digest,
                              .wall_ms = clock_wall_ms(),
                              .remembered = addresses,
                              .remembered_ids = ids,
@@ -583,6 +585,7 @@ enum err serve(const struct config *config, struct err_text *text)
     TRY(lock_folder(config, &lock, text));
     raise_fd_limit();
     (void)signal(SIGPIPE, SIG_IGN);
+    TRY(mapping_guard_install());
     struct agent *a = calloc(1, sizeof *a);
     if (!a)
         return ERR_NO_MEMORY;

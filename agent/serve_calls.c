@@ -196,7 +196,7 @@ static void on_load(struct agent *a, struct call *c)
     (void)agent_step(a, &(struct node_event){.type = NODE_EVENT_WANT,
                                              .call = w->number,
                                              .model_id = held.model,
-                                             .context = context,
+                                             .context = context ? context : a->config.context,
                                              .precision = want_precision});
 }
 
@@ -241,8 +241,11 @@ static void on_plan(struct agent *a, struct call *c)
     if (find_or_fail(a, c, &held) == ERR_OK) {
         struct err_text text = {""};
         enum err e = ERR_OK;
+        uint32_t context = (uint32_t)number_arg(c, "context");
+        if (context == 0)
+            context = a->config.context;
         json_t *body =
-            status_plan_json(a, &held.model, (uint32_t)number_arg(c, "context"),
+            status_plan_json(a, &held.model, context,
                              json_is_true(json_object_get(call_args(c), "explain")), &e, &text);
         if (body)
             call_reply(c, ERR_OK, body);

@@ -147,12 +147,32 @@ static void forget_key(struct agent *a, uint64_t session)
     }
 }
 
+/* Two that do not compute the same bits must not share a computation (DESIGN section 6). */
+static bool computes_alike(struct agent *a, const struct hello_result *r)
+{
+    if (r->theirs.arithmetic_version == a->hello.arithmetic_version &&
+        r->theirs.kernel_digest == a->hello.kernel_digest)
+        return true;
+    agent_event_out(
+        a, "unlike",
+        "a member computes with other kernels than this node: no work is shared with it");
+    return false;
+}
+
+static void take_link(struct agent *a, int fd, const struct hello_result *result)
+{
+    if (computes_alike(a, result))
+        (void)inference_link(a->inference, fd, result);
+    else
+        (void)close(fd);
+}
+
 void agent_on_data_connection(void *context, int fd, const struct hello_result *result)
 {
     struct agent *a = context;
     switch (result->kind) {
     case HELLO_DATA:
-        (void)inference_link(a->inference, fd, result);
+        take_link(a, fd, result);
         break;
     case HELLO_BULK:
         worker_serve_bulk(a->worker, fd, result);
@@ -174,7 +194,7 @@ static void on_data_dialled(void *context, enum err e, int fd, const struct hell
     if (e != ERR_OK)
         log_debug(&a->log, "a data connection of kind %u failed (%s)", was.kind, err_name(e));
     if (was.kind == HELLO_DATA && e == ERR_OK)
-        (void)inference_link(a->inference, fd, result);
+        take_link(a, fd, result);
     else if (was.kind == HELLO_BULK)
         (void)loader_bulk(a->loader, &was.peer, e == ERR_OK ? fd : -1, e == ERR_OK ? result : NULL);
     else if (was.kind == HELLO_BANDWIDTH && e == ERR_OK)
@@ -225,6 +245,24 @@ void agent_dial_data(struct agent *a, const struct node_id *peer, const struct a
 
 /* ---- effects ---- */
 
+/* A transfer would disturb answers: only when idle, else the core asks again later. */
+static void measure(struct agent *a, const struct node_effect *x)
+{
+    struct inference_view *v = malloc(sizeof *v);
+    bool busy = true;
+    if (v) {
+        inference_look(a->inference, v);
+        busy = v->progress.n_requests + v->progress.n_sequences > 0;
+    }
+    free(v);
+    if (busy)
+        (void)agent_step(a, &(struct node_event){.type = NODE_EVENT_BANDWIDTH,
+                                                 .peer = x->peer,
+                                                 .address = x->address});
+    else
+        agent_dial_data(a, &x->peer, &x->address, HELLO_BANDWIDTH);
+}
+
 static void persist(struct agent *a, const struct node_effect *x)
 {
     char path[CONFIG_PATH_MAX + 16];
@@ -259,7 +297,7 @@ static void carry_out(struct agent *a, struct node_effect *x)
         discovery_shell_announce(a->discovery);
         break;
     case NODE_EFFECT_MEASURE:
-        agent_dial_data(a, &x->peer, &x->address, HELLO_BANDWIDTH);
+        measure(a, x);
         break;
     case NODE_EFFECT_DIAL_LINK:
         agent_dial_data(a, &x->peer, &x->address, HELLO_DATA);
