@@ -165,6 +165,8 @@ void sessions_bandwidth(struct node *n, const struct node_event *e);
 void records_publish_facts(struct node *n);
 void records_publish_models(struct node *n);
 void records_publish_links(struct node *n);
+/* Takes what others call `about` by (LINKS records) as addresses to dial it at. */
+void records_hear_addresses(struct node *n, const struct peer *about);
 void records_changed(struct node *n, const struct node_id *owner, uint8_t kind);
 enum err records_message(struct node *n, struct peer *p, const uint8_t *bytes, uint32_t len);
 void records_want_shape(struct node *n, const struct hash256 *model);

@@ -93,9 +93,91 @@ static const struct peer_address *best_path(const struct node *n, const struct p
     return NULL;
 }
 
+/* ---- addresses by hearsay ----
+ * Members that joined through the same one have not met: where multicast is blocked, what the
+ * others call each other by is the only way. A link-local address means nothing on another machine,
+ * and a loopback one only to those that reach its teller over loopback too. */
+
+enum { HEARSAY_BYTES_MAX = 3 + 16 };
+
+static uint32_t pack_address(const struct address *a, uint8_t ret[HEARSAY_BYTES_MAX])
+{
+    uint32_t n_ip = a->family == 4 ? 4 : 16;
+    ret[0] = a->family;
+    ret[1] = (uint8_t)(a->port >> 8);
+    ret[2] = (uint8_t)a->port;
+    memcpy(ret + 3, a->ip, n_ip);
+    return 3 + n_ip;
+}
+
+static bool take_address(const ProtobufCBinaryData *b, struct address *ret)
+{
+    if (b->len != 3 + 4 && b->len != 3 + 16)
+        return false;
+    *ret = (struct address){.family = b->data[0], .port = (uint16_t)(b->data[1] << 8 | b->data[2])};
+    memcpy(ret->ip, b->data + 3, b->len - 3);
+    return ret->port != 0 && ret->family == (b->len == 3 + 4 ? 4 : 6);
+}
+
+static uint32_t told_address(const struct peer *p, uint8_t ret[HEARSAY_BYTES_MAX])
+{
+    for (uint32_t i = 0; p->session && i < p->n_addresses; i++) {
+        if (!address_is_link_local(&p->addresses[i].address))
+            return pack_address(&p->addresses[i].address, ret);
+    }
+    return 0;
+}
+
+static bool reached_by_loopback(const struct peer *p)
+{
+    for (uint32_t i = 0; p->session && i < p->n_addresses; i++) {
+        if (address_is_loopback(&p->addresses[i].address))
+            return true;
+    }
+    return false;
+}
+
+static void hear_address(struct node *n, struct peer *about, const struct peer *teller,
+                         const Covey__Node__Link *l)
+{
+    struct address a;
+    if (!l->up || about->session || !take_address(&l->address, &a) || address_is_link_local(&a))
+        return;
+    if (address_is_loopback(&a) && !reached_by_loopback(teller))
+        return;
+    (void)peer_add_address(n, about, &a, false);
+}
+
+/* Addresses of `only`, or of everybody when NULL, from the links that `teller` has told. */
+static void hear_from(struct node *n, const struct peer *teller, const struct peer *only)
+{
+    struct swim_record_view r;
+    if (!swim_record(n->swim, &teller->id, RECORD_LINKS, &r))
+        return;
+    Covey__Node__Links *m = covey__node__links__unpack(NULL, r.len, r.bytes);
+    for (size_t i = 0; m && i < m->n_links; i++) {
+        struct node_id id;
+        if (m->links[i]->peer.len != sizeof id.bytes)
+            continue;
+        memcpy(id.bytes, m->links[i]->peer.data, sizeof id.bytes);
+        struct peer *about = peer_find(n, &id);
+        if (about && about != teller && (!only || only == about))
+            hear_address(n, about, teller, m->links[i]);
+    }
+    if (m)
+        covey__node__links__free_unpacked(m, NULL);
+}
+
+void records_hear_addresses(struct node *n, const struct peer *about)
+{
+    for (uint32_t i = 0; i < n->n_peers; i++)
+        hear_from(n, &n->peers[i], about);
+}
+
 void records_publish_links(struct node *n)
 {
     Covey__Node__Link links[PEERS_MAX], *pointers[PEERS_MAX];
+    uint8_t addresses[PEERS_MAX][HEARSAY_BYTES_MAX];
     Covey__Node__Links m = COVEY__NODE__LINKS__INIT;
     for (uint32_t i = 0; i < n->n_peers; i++) {
         struct peer *p = &n->peers[i];
@@ -109,6 +191,8 @@ void records_publish_links(struct node *n)
         l->up = p->session != 0 && swim_member(n->swim, &p->id, &v) && v.state == SWIM_ALIVE;
         l->rtt_us = rtt_us;
         l->bytes_per_s = a ? a->bytes_per_s : 0;
+        l->address.data = addresses[i];
+        l->address.len = told_address(p, addresses[i]);
         pointers[m.n_links++] = l;
     }
     m.links = pointers;
@@ -154,6 +238,8 @@ void records_changed(struct node *n, const struct node_id *owner, uint8_t kind)
         return;
     if (kind == RECORD_FACTS)
         take_facts(p, r.bytes, r.len);
+    if (kind == RECORD_LINKS)
+        hear_from(n, p, NULL);
     if (kind == RECORD_FACTS || kind == RECORD_LINKS)
         plan_view_changed(n);
 }

@@ -124,6 +124,7 @@ void peer_sync_with_trust(struct node *n)
             if (node_id_eq(&n->options.remembered_ids[k], &m.id))
                 (void)peer_add_address(n, p, &n->options.remembered[k], false);
         }
+        records_hear_addresses(n, p);
     }
     plan_view_changed(n);
 }
