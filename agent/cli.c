@@ -271,7 +271,9 @@ static void show_token(const json_t *j)
 
 static void show_loaded(const json_t *j)
 {
-    show_plan(json_pack("{s:O}", "best", json_object_get(j, "plan")), false);
+    json_t *plan = json_pack("{s:O}", "best", json_object_get(j, "plan"));
+    show_plan(plan, false);
+    json_decref(plan);
 }
 
 static int verb_plan(const struct cli *c)
