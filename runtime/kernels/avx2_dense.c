@@ -128,25 +128,23 @@ AVX2_INLINE void few_any(const enum dense_type t, const uint32_t R, const uint8_
 /* ---- panels */
 
 AVX2_INLINE void pack_any(const enum dense_type t, const uint8_t *w, size_t stride, uint32_t n_in,
-                          float *panel)
+                          float *panel, size_t ldp)
 {
     const uint32_t size = t == DENSE_F32 ? 4 : 2;
-    for (uint32_t half = 0; half < 2; half++, w += 8 * stride, panel += 8) {
-        uint32_t k = 0;
-        for (; k + STEP <= n_in; k += STEP) {
-            __m256 v[STEP];
-            open_step(t, w + k * size, stride, v);
+    uint32_t k = 0;
+    for (; k + STEP <= n_in; k += STEP) {
+        __m256 v[STEP];
+        open_step(t, w + k * size, stride, v);
 #pragma GCC unroll 8
-            for (uint32_t i = 0; i < STEP; i++)
-                _mm256_storeu_ps(panel + (size_t)(k + i) * DENSE_OUTS, v[i]);
-        }
-        for (; k < n_in; k++)
-            _mm256_storeu_ps(panel + (size_t)k * DENSE_OUTS, open_column(t, w + k * size, stride));
+        for (uint32_t i = 0; i < STEP; i++)
+            _mm256_storeu_ps(panel + (k + i) * ldp, v[i]);
     }
+    for (; k < n_in; k++)
+        _mm256_storeu_ps(panel + k * ldp, open_column(t, w + k * size, stride));
 }
 
-AVX2_INLINE void tile_rows(const uint32_t R, const float *w, uint32_t n_in, const float *x,
-                           float *y, size_t ldy, bool resume)
+AVX2_INLINE void tile_rows(const uint32_t R, const float *w, size_t ldp, uint32_t n_in,
+                           const float *x, size_t ldx, float *y, size_t ldy, bool resume)
 {
     __m256 acc[DENSE_ROWS][2];
 #pragma GCC unroll 6
@@ -154,7 +152,7 @@ AVX2_INLINE void tile_rows(const uint32_t R, const float *w, uint32_t n_in, cons
         acc[r][0] = resume ? _mm256_loadu_ps(y + r * ldy) : _mm256_setzero_ps();
         acc[r][1] = resume ? _mm256_loadu_ps(y + r * ldy + 8) : _mm256_setzero_ps();
     }
-    for (uint32_t k = 0; k < n_in; k++, w += DENSE_OUTS, x += DENSE_ROWS) {
+    for (uint32_t k = 0; k < n_in; k++, w += ldp, x += ldx) {
         __m256 w0 = _mm256_loadu_ps(w), w1 = _mm256_loadu_ps(w + 8);
         AVX2_KEEP(w0);
         AVX2_KEEP(w1);
@@ -172,22 +170,22 @@ AVX2_INLINE void tile_rows(const uint32_t R, const float *w, uint32_t n_in, cons
     }
 }
 
-static void dense_tile(const float *panel, uint32_t n_in, const float *tile, uint32_t n_rows,
-                       float *y, size_t ldy, bool resume)
+static void dense_tile(const float *panel, size_t ldp, uint32_t n_in, const float *tile, size_t ldx,
+                       uint32_t n_rows, float *y, size_t ldy, bool resume)
 {
     switch (n_rows) {
     case 6:
-        tile_rows(6, panel, n_in, tile, y, ldy, resume);
+        tile_rows(6, panel, ldp, n_in, tile, ldx, y, ldy, resume);
         break;
     case 5:
-        tile_rows(5, panel, n_in, tile, y, ldy, resume);
+        tile_rows(5, panel, ldp, n_in, tile, ldx, y, ldy, resume);
         break;
     case 4:
-        tile_rows(4, panel, n_in, tile, y, ldy, resume);
+        tile_rows(4, panel, ldp, n_in, tile, ldx, y, ldy, resume);
         break;
     default:
         for (uint32_t r = 0; r < n_rows; r++)
-            tile_rows(1, panel, n_in, tile + r, y + r * ldy, ldy, resume);
+            tile_rows(1, panel, ldp, n_in, tile + r, ldx, y + r * ldy, ldy, resume);
     }
 }
 
@@ -204,17 +202,17 @@ static void dense_tile(const float *panel, uint32_t n_in, const float *tile, uin
         else                                                                                       \
             few_any(DENSE_##T, 4, w, stride, n_in, x, ldx, out, resume);                           \
     }                                                                                              \
-    static void pack_##T(const uint8_t *w, size_t stride, uint32_t n_in, float *panel)             \
+    static void pack_##T(const uint8_t *w, size_t stride, uint32_t n_in, float *panel, size_t ldp) \
     {                                                                                              \
-        pack_any(DENSE_##T, w, stride, n_in, panel);                                               \
+        pack_any(DENSE_##T, w, stride, n_in, panel, ldp);                                          \
     }
 DENSE(F32)
 DENSE(F16)
 DENSE(BF16)
 
-    /* ---- quantising activations */
+/* ---- quantising activations */
 
-    AVX2_INLINE uint32_t largest_bits(const float *x)
+AVX2_INLINE uint32_t largest_bits(const float *x)
 {
     const __m256i mask = _mm256_set1_epi32(0x7fffffff);
     __m256i top = _mm256_setzero_si256();

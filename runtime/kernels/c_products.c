@@ -187,22 +187,21 @@ static void dense_few_any(enum dense_type type, const uint8_t *w, size_t stride,
 }
 
 static void dense_pack_any(enum dense_type type, const uint8_t *w, size_t stride, uint32_t n_in,
-                           float *panel)
+                           float *panel, size_t ldp)
 {
-    for (uint32_t o = 0; o < DENSE_OUTS; o++)
+    for (uint32_t o = 0; o < PANEL_OUTS; o++)
         for (uint32_t k = 0; k < n_in; k++)
-            panel[(size_t)k * DENSE_OUTS + o] = dense_get(type, w + o * stride, k);
+            panel[k * ldp + o] = dense_get(type, w + o * stride, k);
 }
 
-static void dense_tile(const float *panel, uint32_t n_in, const float *tile, uint32_t n_rows,
-                       float *y, size_t ldy, bool resume)
+static void dense_tile(const float *panel, size_t ldp, uint32_t n_in, const float *tile, size_t ldx,
+                       uint32_t n_rows, float *y, size_t ldy, bool resume)
 {
     for (uint32_t r = 0; r < n_rows; r++)
         for (uint32_t o = 0; o < DENSE_OUTS; o++) {
             float acc = resume ? y[r * ldy + o] : 0;
             for (uint32_t k = 0; k < n_in; k++)
-                acc =
-                    fmaf(panel[(size_t)k * DENSE_OUTS + o], tile[(size_t)k * DENSE_ROWS + r], acc);
+                acc = fmaf(panel[k * ldp + o], tile[k * ldx + r], acc);
             y[r * ldy + o] = acc + 0.0f;
         }
 }
@@ -213,9 +212,10 @@ static void dense_tile(const float *panel, uint32_t n_in, const float *tile, uin
     {                                                                                              \
         dense_few_any(DENSE_##T, w, stride, n_in, x, ldx, n_rows, out, resume);                    \
     }                                                                                              \
-    static void dense_pack_##T(const uint8_t *w, size_t stride, uint32_t n_in, float *panel)       \
+    static void dense_pack_##T(const uint8_t *w, size_t stride, uint32_t n_in, float *panel,       \
+                               size_t ldp)                                                         \
     {                                                                                              \
-        dense_pack_any(DENSE_##T, w, stride, n_in, panel);                                         \
+        dense_pack_any(DENSE_##T, w, stride, n_in, panel, ldp);                                    \
     }
 DENSE(F32)
 DENSE(F16)
@@ -236,6 +236,8 @@ void c_products(struct kernel_ops *ops)
     SET_DENSE(F16)
     SET_DENSE(BF16)
     ops->dense_tile = dense_tile;
+    ops->dense_rows = DENSE_ROWS;
+    ops->dense_outs = DENSE_OUTS;
     ops->quantise = c_quantise;
     ops->open = row_open;
 }

@@ -7,18 +7,21 @@
 
 enum {
     SLICE_LEVELS = 12,    /* of the tree over slices: log2(SLICES_MAX) + 2 */
-    SLICE_ROWS_UNIT = 24, /* rows of one pass with slices: a multiple of both tile heights */
+    SLICE_ROWS_UNIT = 24, /* rows of one pass with slices: a multiple of every tile height */
     CHUNK_MAX = 2048,     /* input elements of dense panels and of opened or copied rows */
 
     PANEL_BUFFER = 256 * 1024, /* half of a small L2; 1 MiB measured 7 to 13 % slower */
-    ROWS_BUFFER = DENSE_OUTS * CHUNK_MAX * 4,
-    STACK_BUFFER = SLICE_LEVELS * 96 * DENSE_OUTS * 4, /* 96 rows with the most slices */
-    SCRATCH_BYTES = PANEL_BUFFER + ROWS_BUFFER + STACK_BUFFER + 256,
+    /* A whole chain for another library's kernel: 4096 elements by 32 outputs. */
+    WHOLE_BUFFER = 512 * 1024,
+    ROWS_BUFFER = PANEL_OUTS * CHUNK_MAX * 4,
+    /* 96 rows with the most slices */
+    STACK_BUFFER = SLICE_LEVELS * 96 * DENSE_OUTS_MAX * 4,
+    SCRATCH_BYTES = WHOLE_BUFFER + ROWS_BUFFER + STACK_BUFFER + 256,
 };
 
 /* Working memory of one thread. */
 struct scratch {
-    uint8_t *panels; /* PANEL_BUFFER */
+    uint8_t *panels; /* WHOLE_BUFFER */
     uint8_t *rows;   /* ROWS_BUFFER: opened or copied weight rows */
     float *stack;    /* STACK_BUFFER: slice sums */
 };
@@ -33,7 +36,7 @@ struct kernels {
 static inline struct scratch kernels_scratch(const struct kernels *k, uint32_t thread)
 {
     uint8_t *p = k->memory + (size_t)thread * SCRATCH_BYTES;
-    return (struct scratch){p, p + PANEL_BUFFER, (float *)(void *)(p + PANEL_BUFFER + ROWS_BUFFER)};
+    return (struct scratch){p, p + WHOLE_BUFFER, (float *)(void *)(p + WHOLE_BUFFER + ROWS_BUFFER)};
 }
 
 /* Tasks for `n` equal pieces of work of `weight` multiply-adds each: 1 when they are not worth

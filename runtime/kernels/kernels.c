@@ -21,9 +21,16 @@ enum err kernels_new(struct pool *pool, enum kernels_variant variant, struct ker
     _cleanup_(kernels_freep) struct kernels *k = calloc(1, sizeof *k);
     if (!k)
         return ERR_NO_MEMORY;
+    enum kernels_variant wanted = variant;
     if (!kernel_ops_find(&variant, &k->ops))
         return ERR_UNSUPPORTED;
     k->variant = variant;
+    struct dense_whole whole;
+    if (wanted == KERNELS_BEST && dense_whole_find(&whole) && dense_whole_exact(&whole)) {
+        k->ops.whole = whole;
+        k->ops.dense_rows = whole.rows;
+        k->ops.dense_outs = whole.outs;
+    }
     k->pool = pool;
     k->memory = aligned_alloc(64, (size_t)pool_threads(pool) * SCRATCH_BYTES);
     if (!k->memory)
@@ -48,4 +55,9 @@ enum kernels_variant kernels_variant(const struct kernels *k)
 struct pool *kernels_pool(const struct kernels *k)
 {
     return k->pool;
+}
+
+bool kernels_use_library(const struct kernels *k)
+{
+    return k->ops.whole.run != NULL;
 }

@@ -83,6 +83,10 @@ const char *kernels_variant_name(enum kernels_variant variant); /* "c", "avx2", 
 uint64_t kernels_memory_bytes(uint32_t n_threads);              /* that kernels_new reserves */
 struct pool *kernels_pool(const struct kernels *k);
 
+/* True when dense prompt-sized products go through BLIS's micro-kernel. It is taken with
+ * KERNELS_BEST only, and only after it has given the same bits as our own chains at this start. */
+bool kernels_use_library(const struct kernels *k);
+
 /* A digest of all kernels on fixed inputs, some milliseconds: equal on every CPU and variant of one
  * ARITHMETIC_VERSION. 0 when it could not be computed for want of memory. */
 uint64_t kernels_digest(struct kernels *k);

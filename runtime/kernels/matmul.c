@@ -10,6 +10,9 @@
 #include <assert.h>
 #include <string.h>
 
+/* Kernels may read on a little behind the last tile. */
+enum { PACKED_SLACK = 256 };
+
 /* ---- activations */
 
 static bool is_dense(enum tensor_type type)
@@ -30,8 +33,8 @@ static size_t round_64(size_t n)
 size_t activations_bytes(uint32_t n_rows, uint32_t n_in)
 {
     size_t quantised = (size_t)n_rows * ((n_in + BLOCK - 1) / BLOCK) * TILE_ROW_BYTES;
-    size_t dense = (size_t)(n_rows + DENSE_ROWS - 1) / DENSE_ROWS * DENSE_ROWS * n_in * 4;
-    return round_64(quantised) + round_64(dense);
+    size_t dense = ((size_t)n_rows + DENSE_ROWS_MAX - 1) * n_in * 4;
+    return round_64(quantised) + round_64(dense) + PACKED_SLACK;
 }
 
 static uint32_t rows_of_tile(uint32_t n_rows, uint32_t tile, uint32_t height)
@@ -61,9 +64,10 @@ static void prepare_rows(void *arg, uint32_t task, uint32_t thread)
                                tile);
         }
         if (a->packed) {
-            float *tile = a->packed + (size_t)(m / DENSE_ROWS) * DENSE_ROWS * a->n_in;
+            uint32_t rows = t->k->ops.dense_rows;
+            float *tile = a->packed + (size_t)(m / rows) * rows * a->n_in + m % rows;
             for (uint32_t k = 0; k < a->n_in; k++)
-                tile[(size_t)k * DENSE_ROWS + m % DENSE_ROWS] = x[k];
+                tile[(size_t)k * rows] = x[k];
         }
     }
 }
@@ -81,9 +85,9 @@ void activations_prepare(struct kernels *k, struct activations *a, void *memory,
     p += round_64((size_t)n_rows * ((n_in + BLOCK - 1) / BLOCK) * TILE_ROW_BYTES);
     if (forms & ACTIVATIONS_DENSE && n_rows > FEW_ROWS) {
         a->packed = (float *)(void *)p;
-        if (n_rows % DENSE_ROWS != 0)
-            memset(a->packed + (size_t)(n_rows / DENSE_ROWS) * DENSE_ROWS * n_in, 0,
-                   (size_t)DENSE_ROWS * n_in * 4);
+        uint32_t rows = k->ops.dense_rows;
+        if (n_rows % rows != 0)
+            memset(a->packed + (size_t)(n_rows / rows) * rows * n_in, 0, (size_t)rows * n_in * 4);
     }
     if (!a->quantised && !a->packed)
         return;
@@ -102,7 +106,9 @@ struct product {
     uint32_t slice;                       /* elements; n_in when there are none */
     bool dense;                           /* dense chain: F32, F16, BF16, or opened to F32 */
     bool opened;                          /* quantised weights in precision f32 */
+    bool whole;                           /* by another library's kernel, whole chains at a time */
     uint32_t outs;                        /* of a panel */
+    uint32_t height;                      /* rows of a tile */
     uint32_t block_elements, block_bytes; /* of the weights' type */
 
     uint32_t groups;      /* few rows: far groups of 8 outputs, `groups` rows apart */
@@ -241,6 +247,8 @@ static void run_few(struct product *p)
 /* Columns that one panel buffer and one rows buffer hold at a time. */
 static uint32_t chunk_elements(const struct product *p, bool partial)
 {
+    if (p->whole)
+        return p->slice;
     if (p->dense || partial)
         return CHUNK_MAX;
     uint32_t n = PANEL_BUFFER / panel_block_bytes(panel_kind(p->w->type)) * BLOCK;
@@ -250,36 +258,74 @@ static uint32_t chunk_elements(const struct product *p, bool partial)
 static size_t panel_bytes(const struct product *p, uint32_t n)
 {
     if (p->dense)
-        return (size_t)n * DENSE_OUTS * 4;
+        return (size_t)n * p->outs * 4;
     return (size_t)(n / BLOCK) * panel_block_bytes(panel_kind(p->w->type));
 }
 
-/* Packs outputs [out, out + outs) over columns [first, first + n); those beyond the matrix as 0. */
+/* Where PANEL_OUTS rows from output `out` on lie, columns [first, first + n), n <= CHUNK_MAX when
+ * they have to be opened or are not all there: those beyond the matrix count as 0. */
+static const uint8_t *rows_at(const struct product *p, struct scratch s, uint32_t out,
+                              uint32_t first, uint32_t n, size_t *ret_stride)
+{
+    uint32_t have = out < p->w->n_out ? MIN_OF((uint32_t)PANEL_OUTS, p->w->n_out - out) : 0;
+    size_t stride = p->opened ? (size_t)n * 4 : n / p->block_elements * p->block_bytes;
+    if (!p->opened && have == PANEL_OUTS) {
+        *ret_stride = p->w->row_bytes;
+        return weights_at(p, out, first);
+    }
+    memset(s.rows + have * stride, 0, (PANEL_OUTS - have) * stride);
+    for (uint32_t i = 0; i < have; i++) {
+        uint8_t *to = s.rows + i * stride;
+        if (p->opened)
+            p->k->ops.open(p->w->type, weights_at(p, out + i, 0), first, n, (float *)(void *)to);
+        else
+            memcpy(to, weights_at(p, out + i, first), stride);
+    }
+    *ret_stride = stride;
+    return s.rows;
+}
+
+/* Packs outputs [out, out + outs) over columns [first, first + n). */
 static void pack_panel(const struct product *p, struct scratch s, uint32_t out, uint32_t first,
                        uint32_t n, uint8_t *panel)
 {
-    const struct kernel_ops *ops = &p->k->ops;
-    const uint8_t *w = weights_at(p, out, first);
-    size_t stride = p->w->row_bytes;
-    uint32_t have = MIN_OF(p->outs, p->w->n_out - out);
-    if (p->opened) {
-        stride = (size_t)n * 4;
-        memset(s.rows + have * stride, 0, (p->outs - have) * stride);
-        for (uint32_t i = 0; i < have; i++)
-            ops->open(p->w->type, weights_at(p, out + i, 0), first, n,
-                      (float *)(void *)(s.rows + i * stride));
-        w = s.rows;
-    } else if (have < p->outs) {
-        stride = tensor_row_bytes(p->w->type, n);
-        memset(s.rows + have * stride, 0, (p->outs - have) * stride);
-        for (uint32_t i = 0; i < have; i++)
-            memcpy(s.rows + i * stride, w + i * p->w->row_bytes, stride);
-        w = s.rows;
+    size_t stride;
+    if (!p->dense) {
+        const uint8_t *w = rows_at(p, s, out, first, n, &stride);
+        p->k->ops.pack[p->w->type](w, stride, n / BLOCK, panel);
+        return;
     }
-    if (p->dense)
-        ops->dense_pack[dense_type(p)](w, stride, n, (float *)(void *)panel);
-    else
-        ops->pack[p->w->type](w, stride, n / BLOCK, panel);
+    for (uint32_t o = 0; o < p->outs; o += PANEL_OUTS)
+        for (uint32_t k = 0; k < n; k += CHUNK_MAX) {
+            uint32_t len = MIN_OF(n - k, (uint32_t)CHUNK_MAX);
+            const uint8_t *w = rows_at(p, s, out + o, first + k, len, &stride);
+            p->k->ops.dense_pack[dense_type(p)](
+                w, stride, len, (float *)(void *)panel + (size_t)k * p->outs + o, p->outs);
+        }
+}
+
+static void run_dense_tile(const struct product *p, const float *panel, uint32_t tile,
+                           uint32_t first, uint32_t n, float *y, size_t ldy, bool resume)
+{
+    const struct kernel_ops *ops = &p->k->ops;
+    const float *x = p->a->packed + ((size_t)tile * p->a->n_in + first) * p->height;
+    uint32_t rows = rows_of_tile(p->a->n_rows, tile, p->height);
+    if (!p->whole) {
+        for (uint32_t r = 0; r < rows; r += DENSE_ROWS)
+            for (uint32_t o = 0; o < p->outs; o += DENSE_OUTS)
+                ops->dense_tile(panel + o, p->outs, n, x + r, p->height,
+                                MIN_OF((uint32_t)DENSE_ROWS, rows - r), y + r * ldy + o, ldy,
+                                resume);
+        return;
+    }
+    float edge[DENSE_ROWS_MAX * DENSE_OUTS_MAX];
+    if (rows == p->height) {
+        ops->whole.run(&ops->whole, panel, n, x, y, ldy);
+        return;
+    }
+    ops->whole.run(&ops->whole, panel, n, x, edge, p->outs);
+    for (uint32_t r = 0; r < rows; r++)
+        memcpy(y + r * ldy, edge + r * p->outs, p->outs * sizeof(float));
 }
 
 /* Rows of tile `tile` times a panel of columns [first, first + n). */
@@ -288,9 +334,7 @@ static void run_tile(const struct product *p, const uint8_t *panel, uint32_t til
 {
     const struct activations *a = p->a;
     if (p->dense) {
-        const float *x = a->packed + ((size_t)tile * a->n_in + first) * DENSE_ROWS;
-        p->k->ops.dense_tile((const float *)(const void *)panel, n, x,
-                             rows_of_tile(a->n_rows, tile, DENSE_ROWS), y, ldy, resume);
+        run_dense_tile(p, (const float *)(const void *)panel, tile, first, n, y, ldy, resume);
         return;
     }
     uint32_t rows = rows_of_tile(a->n_rows, tile, TILE_ROWS);
@@ -304,7 +348,7 @@ static void run_tile(const struct product *p, const uint8_t *panel, uint32_t til
 static void panels_plain(const struct product *p, struct scratch s, uint32_t panel,
                          uint32_t n_panels)
 {
-    uint32_t height = p->dense ? DENSE_ROWS : TILE_ROWS;
+    uint32_t height = p->height;
     uint32_t n_tiles = (p->a->n_rows + height - 1) / height, n_in = p->w->n_in;
     uint32_t chunk = chunk_elements(p, false);
     for (uint32_t first = 0; first < n_in; first += chunk) {
@@ -324,7 +368,7 @@ static void panels_plain(const struct product *p, struct scratch s, uint32_t pan
 static void panel_pass(const struct product *p, struct scratch s, uint32_t panel, uint32_t row,
                        uint32_t n_rows)
 {
-    uint32_t height = p->dense ? DENSE_ROWS : TILE_ROWS, n_in = p->w->n_in, out = panel * p->outs;
+    uint32_t height = p->height, n_in = p->w->n_in, out = panel * p->outs;
     uint32_t have = MIN_OF(p->outs, p->w->n_out - out);
     uint32_t chunk = chunk_elements(p, have < p->outs);
     struct slice_tree tree = {s.stack, (size_t)n_rows * p->outs, 0};
@@ -400,7 +444,9 @@ void matmul(struct kernels *k, const struct matrix *w, const struct activations 
     p.dense = activations_form(w->type, options->precision) == ACTIVATIONS_DENSE;
     assert(a->forms & (p.dense ? ACTIVATIONS_DENSE : ACTIVATIONS_QUANTISED));
     p.opened = p.dense && !is_dense(w->type);
-    p.outs = p.dense ? DENSE_OUTS : PANEL_OUTS;
+    p.outs = p.dense ? k->ops.dense_outs : PANEL_OUTS;
+    p.height = p.dense ? k->ops.dense_rows : TILE_ROWS;
+    p.whole = p.dense && k->ops.whole.run && (size_t)p.slice * p.outs * 4 <= WHOLE_BUFFER;
     bool few = a->n_rows <= FEW_ROWS && (p.dense || k->ops.few[w->type]);
     if (few)
         run_few(&p);

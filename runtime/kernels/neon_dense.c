@@ -80,24 +80,24 @@ NEON_INLINE void few_any(const enum dense_type t, const uint32_t R, const uint8_
 }
 
 NEON_INLINE void pack_any(const enum dense_type t, const uint8_t *w, size_t stride, uint32_t n_in,
-                          float *panel)
+                          float *panel, size_t ldp)
 {
     const uint32_t size = t == DENSE_F32 ? 4 : 2;
-    for (uint32_t part = 0; part < 4; part++, w += 4 * stride, panel += 4) {
+    for (uint32_t half = 0; half < 2; half++, w += 4 * stride, panel += 4) {
         uint32_t k = 0;
         for (; k + STEP <= n_in; k += STEP) {
             float32x4_t v[STEP];
             open_step(t, w + k * size, stride, v);
             for (uint32_t i = 0; i < STEP; i++)
-                vst1q_f32(panel + (size_t)(k + i) * DENSE_OUTS, v[i]);
+                vst1q_f32(panel + (k + i) * ldp, v[i]);
         }
         for (; k < n_in; k++)
-            vst1q_f32(panel + (size_t)k * DENSE_OUTS, open_column(t, w + k * size, stride));
+            vst1q_f32(panel + k * ldp, open_column(t, w + k * size, stride));
     }
 }
 
-NEON_INLINE void tile_rows(const uint32_t R, const float *w, uint32_t n_in, const float *x,
-                           float *y, size_t ldy, bool resume)
+NEON_INLINE void tile_rows(const uint32_t R, const float *w, size_t ldp, uint32_t n_in,
+                           const float *x, size_t ldx, float *y, size_t ldy, bool resume)
 {
     float32x4_t acc[DENSE_ROWS][4];
 #pragma GCC unroll 6
@@ -105,7 +105,7 @@ NEON_INLINE void tile_rows(const uint32_t R, const float *w, uint32_t n_in, cons
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++)
             acc[r][i] = resume ? vld1q_f32(y + r * ldy + 4 * i) : vdupq_n_f32(0);
-    for (uint32_t k = 0; k < n_in; k++, w += DENSE_OUTS, x += DENSE_ROWS) {
+    for (uint32_t k = 0; k < n_in; k++, w += ldp, x += ldx) {
         float32x4_t v[4];
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++)
@@ -123,18 +123,18 @@ NEON_INLINE void tile_rows(const uint32_t R, const float *w, uint32_t n_in, cons
             vst1q_f32(y + r * ldy + 4 * i, vaddq_f32(acc[r][i], vdupq_n_f32(0)));
 }
 
-static void dense_tile(const float *panel, uint32_t n_in, const float *tile, uint32_t n_rows,
-                       float *y, size_t ldy, bool resume)
+static void dense_tile(const float *panel, size_t ldp, uint32_t n_in, const float *tile, size_t ldx,
+                       uint32_t n_rows, float *y, size_t ldy, bool resume)
 {
     uint32_t r = 0;
     if (n_rows == DENSE_ROWS) {
-        tile_rows(6, panel, n_in, tile, y, ldy, resume);
+        tile_rows(6, panel, ldp, n_in, tile, ldx, y, ldy, resume);
         return;
     }
     for (; r + 3 <= n_rows; r += 3)
-        tile_rows(3, panel, n_in, tile + r, y + r * ldy, ldy, resume);
+        tile_rows(3, panel, ldp, n_in, tile + r, ldx, y + r * ldy, ldy, resume);
     for (; r < n_rows; r++)
-        tile_rows(1, panel, n_in, tile + r, y + r * ldy, ldy, resume);
+        tile_rows(1, panel, ldp, n_in, tile + r, ldx, y + r * ldy, ldy, resume);
 }
 
 #define DENSE(T)                                                                                   \
@@ -150,18 +150,18 @@ static void dense_tile(const float *panel, uint32_t n_in, const float *tile, uin
         else                                                                                       \
             few_any(DENSE_##T, 4, w, stride, n_in, x, ldx, out, resume);                           \
     }                                                                                              \
-    static void pack_##T(const uint8_t *w, size_t stride, uint32_t n_in, float *panel)             \
+    static void pack_##T(const uint8_t *w, size_t stride, uint32_t n_in, float *panel, size_t ldp) \
     {                                                                                              \
-        pack_any(DENSE_##T, w, stride, n_in, panel);                                               \
+        pack_any(DENSE_##T, w, stride, n_in, panel, ldp);                                          \
     }
 DENSE(F32)
 DENSE(F16)
 DENSE(BF16)
 
-    /* ---- quantising activations */
+/* ---- quantising activations */
 
-    /* 16 elements times id, rounded to bytes. */
-    NEON_INLINE int8x16_t round_16(const float *x, float id)
+/* 16 elements times id, rounded to bytes. */
+NEON_INLINE int8x16_t round_16(const float *x, float id)
 {
     int16x4_t h[4];
     for (int i = 0; i < 4; i++) {

@@ -9,8 +9,8 @@
  *   int8 w[8 j][8 outputs][4]: columns 4j..4j+3; float dw[8], mw[8]; and for the kinds with two
  *   integer scales int16 sc[2][8][2], each scale twice; PANEL_S2M also int16 mn[2][8][2].
  *
- * Dense tile: rows side by side by DENSE_ROWS, float x[n_in][DENSE_ROWS], missing rows 0.
- * Dense panel: float w[n_in][DENSE_OUTS]. */
+ * Dense tile: ops.dense_rows rows side by side, float x[n_in][dense_rows], missing rows 0.
+ * Dense panel: float w[n_in][ops.dense_outs]. */
 #ifndef COVEY_RUNTIME_KERNELS_TABLE_H
 #define COVEY_RUNTIME_KERNELS_TABLE_H
 
@@ -20,9 +20,11 @@
 enum {
     TILE_ROWS = 8,
     PANEL_OUTS = 8,
-    FEW_ROWS = 4, /* up to this many rows the weights are used straight from the file */
-    DENSE_ROWS = 6,
+    FEW_ROWS = 4,   /* up to this many rows the weights are used straight from the file */
+    DENSE_ROWS = 6, /* of our own dense kernels: the least tile and panel */
     DENSE_OUTS = 16,
+    DENSE_ROWS_MAX = 24, /* what another library's kernel may want instead */
+    DENSE_OUTS_MAX = 32,
     ATTEND_ROWS = 6,
 
     TILE_ROW_BYTES = 56,   /* of one row in one block */
@@ -68,9 +70,29 @@ typedef void tile_fn(const uint8_t *panel, uint32_t n_blocks, const uint8_t *til
                      float *y, size_t ldy, bool resume);
 typedef void dense_few_fn(const uint8_t *w, size_t stride, uint32_t n_in, const float *x,
                           size_t ldx, uint32_t n_rows, float (*out)[PANEL_OUTS], bool resume);
-typedef void dense_pack_fn(const uint8_t *w, size_t stride, uint32_t n_in, float *panel);
-typedef void dense_tile_fn(const float *panel, uint32_t n_in, const float *tile, uint32_t n_rows,
-                           float *y, size_t ldy, bool resume);
+/* PANEL_OUTS outputs into a panel of pitch ldp. */
+typedef void dense_pack_fn(const uint8_t *w, size_t stride, uint32_t n_in, float *panel,
+                           size_t ldp);
+/* DENSE_OUTS outputs of n_rows (1..DENSE_ROWS) rows; the panel's pitch is ldp, the tile's ldx. */
+typedef void dense_tile_fn(const float *panel, size_t ldp, uint32_t n_in, const float *tile,
+                           size_t ldx, uint32_t n_rows, float *y, size_t ldy, bool resume);
+
+/* A kernel of another library that takes a whole tile and panel, for whole chains only. It is used
+ * after dense_whole_exact has found it to be such a chain. */
+struct dense_whole {
+    /* y[r][o] for all `rows` by `outs`; pitch ldy. NULL: there is none. */
+    void (*run)(const struct dense_whole *w, const float *panel, uint32_t n_in, const float *tile,
+                float *y, size_t ldy);
+    uint32_t rows, outs;
+    bool weights_first; /* the weights are the library's first operand */
+    void (*kernel)(void);
+    void *context;
+};
+
+/* False when there is no such library or kernel. blis.c, or blis_none.c */
+bool dense_whole_find(struct dense_whole *ret);
+/* Compares it with chains of fmaf over many lengths and random values, bit by bit. */
+bool dense_whole_exact(const struct dense_whole *w);
 
 enum dense_type { DENSE_F32, DENSE_F16, DENSE_BF16, DENSE_TYPES };
 
@@ -81,6 +103,8 @@ struct kernel_ops {
     dense_few_fn *dense_few[DENSE_TYPES];
     dense_pack_fn *dense_pack[DENSE_TYPES];
     dense_tile_fn *dense_tile;
+    uint32_t dense_rows, dense_outs; /* of tiles and panels */
+    struct dense_whole whole;
 
     /* Row r of a tile of n_rows rows. */
     void (*quantise)(const float *x, uint32_t n_blocks, uint32_t n_rows, uint32_t r, uint8_t *tile);

@@ -31,9 +31,9 @@ static int setup(void **state)
             return 1;
     if (kernels_new(f.pools[0], KERNELS_C, &f.reference) != ERR_OK)
         return 1;
-    for (unsigned v = KERNELS_C; v < KERNELS_VARIANTS; v++)
+    for (unsigned v = KERNELS_BEST; v < KERNELS_VARIANTS; v++)
         for (uint32_t t = 0; t < 3; t++) {
-            if (t == 2 && v != KERNELS_AVX2 && v != KERNELS_NEON_DOTPROD)
+            if (t == 2 && v != KERNELS_BEST && v != KERNELS_AVX2 && v != KERNELS_NEON_DOTPROD)
                 continue;
             enum err e = kernels_new(f.pools[t], (enum kernels_variant)v, &f.candidates[f.n]);
             if (e == ERR_OK)
@@ -43,7 +43,8 @@ static int setup(void **state)
         }
     printf("# variants:");
     for (unsigned i = 0; i < f.n; i++)
-        printf(" %s/%u", kernels_variant_name(kernels_variant(f.candidates[i])),
+        printf(" %s%s/%u", kernels_variant_name(kernels_variant(f.candidates[i])),
+               kernels_use_library(f.candidates[i]) ? "+library" : "",
                pool_threads(kernels_pool(f.candidates[i])));
     printf("\n");
     return 0;
