@@ -44,8 +44,8 @@ AVX2_INLINE void pack_any(const enum tensor_type t, const uint8_t *w, size_t str
 PACK(Q4_0)
 PACK(Q4_1)
 PACK(Q5_0)
-PACK(Q5_1) PACK(Q8_0) PACK(Q4_K) PACK(Q5_K) PACK(Q6_K) PACK(Q2_K) PACK(Q3_K) PACK(IQ4_NL)
-    PACK(MXFP4)
+PACK(Q5_1)
+PACK(Q8_0) PACK(Q4_K) PACK(Q5_K) PACK(Q6_K) PACK(Q2_K) PACK(Q3_K) PACK(IQ4_NL) PACK(MXFP4)
 
     /* The -c * sum(q) with which a sum over columns from 4j on begins. */
     AVX2_INLINE __m256i
@@ -197,7 +197,8 @@ AVX2_INLINE void tile_rows(const enum panel_kind kind, const uint32_t R, const u
 TILE(U4C)
 TILE(U4M)
 TILE(U5C)
-TILE(U5M) TILE(I8) TILE(S6) TILE(S2M)
+TILE(U5M)
+TILE(I8) TILE(S6) TILE(S2M)
 
     void avx2_panels(struct kernel_ops *ops)
 {

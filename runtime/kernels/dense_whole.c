@@ -14,6 +14,8 @@ struct check {
     float y[DENSE_ROWS_MAX * LDY];
 };
 
+_Static_assert(sizeof(struct check) <= DENSE_CHECK_BYTES, "room for the self-test");
+
 static bool equal(const struct dense_whole *w, const struct check *c, uint32_t n)
 {
     for (uint32_t r = 0; r < w->rows; r++)
@@ -28,12 +30,10 @@ static bool equal(const struct dense_whole *w, const struct check *c, uint32_t n
     return true;
 }
 
-bool dense_whole_exact(const struct dense_whole *w)
+bool dense_whole_exact(const struct dense_whole *w, void *memory)
 {
     static const uint32_t lengths[] = {1, 2, 3, 5, 8, 31, 64, 257, N_MAX};
-    _cleanup_(freep) struct check *c = aligned_alloc(64, (sizeof *c + 63) / 64 * 64);
-    if (!c)
-        return false;
+    struct check *c = memory;
     struct rng rng;
     rng_seed(&rng, 1);
     synthetic_floats(&rng, c->panel, ARRAY_LEN(c->panel), 1);

@@ -25,16 +25,17 @@ enum err kernels_new(struct pool *pool, enum kernels_variant variant, struct ker
     if (!kernel_ops_find(&variant, &k->ops))
         return ERR_UNSUPPORTED;
     k->variant = variant;
-    struct dense_whole whole;
-    if (wanted == KERNELS_BEST && dense_whole_find(&whole) && dense_whole_exact(&whole)) {
-        k->ops.whole = whole;
-        k->ops.dense_rows = whole.rows;
-        k->ops.dense_outs = whole.outs;
-    }
     k->pool = pool;
     k->memory = aligned_alloc(64, (size_t)pool_threads(pool) * SCRATCH_BYTES);
     if (!k->memory)
         return ERR_NO_MEMORY;
+    struct dense_whole whole;
+    if (wanted == KERNELS_BEST && dense_whole_find(&whole) &&
+        dense_whole_exact(&whole, k->memory)) {
+        k->ops.whole = whole;
+        k->ops.dense_rows = whole.rows;
+        k->ops.dense_outs = whole.outs;
+    }
     *ret = TAKE(k);
     return ERR_OK;
 }

@@ -91,8 +91,10 @@ struct dense_whole {
 
 /* False when there is no such library or kernel. blis.c, or blis_none.c */
 bool dense_whole_find(struct dense_whole *ret);
-/* Compares it with chains of fmaf over many lengths and random values, bit by bit. */
-bool dense_whole_exact(const struct dense_whole *w);
+/* Compares it with chains of fmaf over many lengths and random values, bit by bit, in
+ * DENSE_CHECK_BYTES of memory aligned to 64. */
+bool dense_whole_exact(const struct dense_whole *w, void *memory);
+enum { DENSE_CHECK_BYTES = 192 * 1024 };
 
 enum dense_type { DENSE_F32, DENSE_F16, DENSE_BF16, DENSE_TYPES };
 
