@@ -2,8 +2,11 @@
 
 #include "agent/agent.h"
 #include "agent/client.h"
+#include "agent/discovery_shell.h"
 #include "agent/serve.h"
 #include "base/util.h"
+#include "discovery/mdns.h"
+#include "discovery/mdns_child.h"
 
 #include <curl/curl.h>
 #include <errno.h>
@@ -426,6 +429,8 @@ int cli_main(int argc, char **argv)
         (void)printf("covey %s\n", COVEY_VERSION);
         return EXIT_DONE;
     }
+    if (strcmp(argv[1], DISCOVERY_CHILD_VERB) == 0) /* started by an agent, not by people */
+        return mdns_child_main(MDNS_CHILD_FD);
     (void)curl_global_init(CURL_GLOBAL_DEFAULT);
     if (strcmp(argv[1], "serve") == 0)
         return verb_serve(argc, argv);

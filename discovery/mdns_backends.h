@@ -1,0 +1,27 @@
+/* What the two Avahi backends share. */
+#ifndef COVEY_DISCOVERY_MDNS_BACKENDS_H
+#define COVEY_DISCOVERY_MDNS_BACKENDS_H
+
+#include "discovery/mdns_child.h"
+
+#include <avahi-common/address.h>
+#include <avahi-common/strlst.h>
+
+#define MDNS_SERVICE_TYPE "_covey._tcp"
+
+extern const struct mdns_backend mdns_avahi_backend, mdns_core_backend;
+
+struct mdns_resolver {
+    struct mdns_child *child;
+    struct mdns_seen *seen;
+    uint8_t family;
+    void *handle; /* Avahi's */
+};
+
+void mdns_resolver_found(struct mdns_resolver *r, const AvahiAddress *a, uint16_t port,
+                         AvahiStringList *txt);
+AvahiProtocol mdns_avahi_protocol(uint8_t family);
+/* NULL: no memory. */
+AvahiStringList *mdns_avahi_txt(const struct mdns_txt *txt);
+
+#endif

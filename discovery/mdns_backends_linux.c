@@ -1,0 +1,35 @@
+#include "discovery/mdns_backends.h"
+
+const struct mdns_backend *const *mdns_backends(void)
+{
+    static const struct mdns_backend *const list[] = {&mdns_avahi_backend, &mdns_core_backend,
+                                                      NULL};
+    return list;
+}
+
+AvahiProtocol mdns_avahi_protocol(uint8_t family)
+{
+    return family == 4 ? AVAHI_PROTO_INET : AVAHI_PROTO_INET6;
+}
+
+AvahiStringList *mdns_avahi_txt(const struct mdns_txt *txt)
+{
+    uint8_t bytes[MDNS_TXT_BYTES_MAX];
+    AvahiStringList *list = NULL;
+    size_t n = mdns_txt_build(txt, bytes);
+    return avahi_string_list_parse(bytes, n, &list) == 0 ? list : NULL;
+}
+
+void mdns_resolver_found(struct mdns_resolver *r, const AvahiAddress *a, uint16_t port,
+                         AvahiStringList *txt)
+{
+    uint8_t bytes[MDNS_TXT_READ_MAX];
+    uint8_t ip[16] = {0};
+    size_t n = avahi_string_list_serialize(txt, NULL, 0);
+    if (a->proto != mdns_avahi_protocol(r->family) || n > sizeof bytes)
+        return;
+    n = avahi_string_list_serialize(txt, bytes, sizeof bytes);
+    for (int i = 0; i < (r->family == 4 ? 4 : 16); i++)
+        ip[i] = a->data.data[i];
+    mdns_child_resolved(r->child, r->seen, r->family, ip, port, bytes, n);
+}
