@@ -121,7 +121,8 @@ struct agent {
     uint64_t sleep_mono_us, sleep_boot_us;
     char instance[NODE_INSTANCE_MAX]; /* of the mDNS announcement */
     char http_url[CONFIG_WORD_MAX + 32];
-    double measured_token_us; /* of our stage of the running plan, one decode step */
+    struct hash256 measured_model;
+    double measured_token_us; /* from token to token, in the last long answer that this node gave */
     bool stopping, stopped, failed;
 };
 

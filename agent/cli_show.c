@@ -164,9 +164,9 @@ void show_plan(const json_t *plan, bool explain)
     (void)printf("  predicted: %.2f ms a token (%.1f tokens/s), %.3f ms a prompt token\n", token_ms,
                  token_ms > 0 ? 1000 / token_ms : 0, number(best, "predicted_prefill_ms"));
     const json_t *measured = json_object_get(plan, "measured");
-    if (measured && number(measured, "stage_token_ms") > 0)
-        (void)printf("  measured on this node's stage: %.2f ms a token\n",
-                     number(measured, "stage_token_ms"));
+    if (measured && number(measured, "token_ms") > 0)
+        (void)printf("  measured:  %.2f ms a token in the last long answer from here\n",
+                     number(measured, "token_ms"));
     if (!explain)
         return;
     (void)printf("what was considered:\n");

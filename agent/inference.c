@@ -22,6 +22,7 @@ enum {
     PROGRESS_US = 100 * 1000,
     MAILS_PER_TURN = 64,
     FRAMES_PER_TURN = 64,
+    MEASURED_TOKENS_MIN = 16,       /* an answer of fewer tokens says little about speed */
     SEND_WAIT_US = 2 * 1000 * 1000, /* a peer that takes nothing for so long is as good as gone */
 };
 
@@ -306,7 +307,10 @@ static void end_to_client(struct inference *inf, const struct pipeline_effect *x
         call_fail(c->call, x->end.err, "%s", item.text);
     call_unref(c->call);
     c->call = NULL;
-    tell_loop(inf, LOOP_USED, &c->model, sizeof c->model);
+    struct mail_used used = {.model = c->model};
+    if (x->end.timings.n_emitted >= MEASURED_TOKENS_MIN)
+        used.token_us = (double)x->end.timings.decode_us / (x->end.timings.n_emitted - 1);
+    tell_loop(inf, LOOP_USED, &used, sizeof used);
 }
 
 static void release_instance(struct inference *inf, uint32_t i)

@@ -21,7 +21,7 @@ enum loop_mail {
     LOOP_DRAINED,   /* struct epoch */
     LOOP_STATS,     /* struct mail_stats */
     LOOP_STALL,     /* struct mail_stall */
-    LOOP_USED,      /* struct hash256: a request of this model ended */
+    LOOP_USED,      /* struct mail_used */
     LOOP_PROGRESS,  /* struct mail_progress, while it computes, at most every 100 ms */
     /* loader and other workers */
     LOOP_PREPARED,   /* struct mail_prepared */
@@ -40,6 +40,12 @@ struct mail_link {
 struct mail_released {
     struct epoch epoch;
     uint32_t instance;
+};
+
+/* A request of this model ended. */
+struct mail_used {
+    struct hash256 model;
+    double token_us; /* from token to token; 0: too few to say */
 };
 
 struct mail_stats {

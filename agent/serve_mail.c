@@ -50,7 +50,6 @@ static void on_stats(struct agent *a, const struct mail_stats *s)
     const struct agent_epoch *e = agent_epoch_find(a, &s->epoch);
     if (!e || s->n_decode_steps == 0)
         return;
-    a->measured_token_us = (double)s->decode_us / s->n_decode_steps;
     log_debug(&a->log, "stage %u: %.2f ms a token over %u steps", s->stage,
               (double)s->decode_us / 1e3 / s->n_decode_steps, s->n_decode_steps);
 }
@@ -119,11 +118,17 @@ static void on_mail(struct agent *a, struct mail *m)
     case LOOP_STALL:
         on_stall(a, m->bytes);
         break;
-    case LOOP_USED:
+    case LOOP_USED: {
+        const struct mail_used *used = m->bytes;
         e.type = NODE_EVENT_USED;
-        memcpy(&e.model_id, m->bytes, sizeof e.model_id);
+        e.model_id = used->model;
+        if (used->token_us > 0) {
+            a->measured_model = used->model;
+            a->measured_token_us = used->token_us;
+        }
         (void)agent_step(a, &e);
         break;
+    }
     case LOOP_PROGRESS: {
         const struct mail_progress *p = m->bytes;
         e.type = NODE_EVENT_BUSY;

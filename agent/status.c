@@ -284,9 +284,9 @@ json_t *status_plan_json(struct agent *a, const struct hash256 *model, uint32_t 
                 (void)json_array_append_new(candidates, candidate_json(a, &list[i]));
             (void)json_object_set_new(body, "candidates", candidates);
         }
-        if (running)
+        if (running && hash256_eq(&a->measured_model, model))
             (void)json_object_set_new(body, "measured",
-                                      json_pack("{s:f, s:f}", "stage_token_ms",
+                                      json_pack("{s:f, s:f}", "token_ms",
                                                 a->measured_token_us / 1e3, "predicted_token_ms",
                                                 running->predicted_token_us / 1e3));
     }
