@@ -298,13 +298,15 @@ static void run_split(struct attention_run *r, uint32_t n_rows)
 void attention(struct kernels *k, const struct attention *a)
 {
     const struct kv_layout *l = a->layout;
-    assert(l->head_dim % 8 == 0 && l->head_dim <= HEAD_DIM_MAX && a->n_heads % l->n_kv_heads == 0);
+    assert(l->head_dim % 8 == 0 && l->head_dim <= HEAD_DIM_MAX && l->n_kv_heads > 0 &&
+           a->n_heads % l->n_kv_heads == 0);
     struct attention_run r = {.k = k, .a = a, .group = a->n_heads / l->n_kv_heads};
     r.sum_pitch = (uint32_t)sum_floats(l->head_dim);
     r.sums = a->workspace;
     uint32_t n_rows = 0;
     for (uint32_t s = 0; s < a->n_segments; s++)
         n_rows += a->segments[s].n_rows;
+    assert(n_rows > 0);
     if (n_rows <= SPLIT_ROWS)
         run_split(&r, n_rows);
     else

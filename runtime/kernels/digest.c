@@ -11,11 +11,11 @@
 enum { OUTS = 27, IN = 768, ROWS = 15, HEADS = 6, KV_HEADS = 2, DIM = 40, POSITIONS = 150 };
 
 struct digest {
+    uint8_t weights[OUTS * IN * 4] __attribute__((aligned(64)));
     struct kernels *k;
     struct rng rng;
     uint64_t hash;
     float x[ROWS * IN], y[ROWS * IN], z[ROWS * IN];
-    uint8_t weights[OUTS * IN * 4] __attribute__((aligned(64)));
     void *memory; /* activations, KV, workspace */
 };
 

@@ -201,6 +201,7 @@ static void few_group(const struct product *p, struct scratch s, uint32_t out, u
     float sums[SLICE_LEVELS * FEW_ROWS][PANEL_OUTS]; /* [level][row] */
     struct slice_tree tree = {sums[0], (size_t)p->a->n_rows * PANEL_OUTS, 0};
     uint32_t n_in = p->w->n_in;
+    memset(sums, 0, tree.n * sizeof(float));
     for (uint32_t i = 0; i * p->slice < n_in; i++) {
         uint32_t first = i * p->slice, n = MIN_OF(p->slice, n_in - first);
         float *next = tree_next(&tree);

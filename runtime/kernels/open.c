@@ -118,6 +118,11 @@ static void open_q4_k(const uint8_t *p, uint32_t j, bool five, struct opened *re
     }
 }
 
+static int16_t signed_byte(uint8_t b)
+{
+    return (int16_t)(b < 128 ? b : b - 256);
+}
+
 static void open_q6_k(const uint8_t *p, uint32_t j, struct opened *ret)
 {
     uint32_t half = j / 4, part = j % 4;
@@ -126,8 +131,8 @@ static void open_q6_k(const uint8_t *p, uint32_t j, struct opened *ret)
         unsigned low = part < 2 ? ql[i] & 15u : (unsigned)ql[i] >> 4;
         ret->w[i] = (int8_t)(low | ((unsigned)qh[i] >> 2 * part & 3u) << 4);
     }
-    ret->sc[0] = (int8_t)p[192 + 2 * j];
-    ret->sc[1] = (int8_t)p[193 + 2 * j];
+    ret->sc[0] = signed_byte(p[192 + 2 * j]);
+    ret->sc[1] = signed_byte(p[193 + 2 * j]);
     ret->dw = load_half(p + 208);
 }
 
@@ -153,8 +158,8 @@ static void open_q2_k(const uint8_t *p, uint32_t j, struct opened *ret)
     for (unsigned i = 0; i < 32; i++)
         ret->w[i] = (int8_t)((unsigned)qs[i] >> 2 * (j % 4) & 3u);
     for (uint32_t h = 0; h < 2; h++) {
-        ret->sc[h] = p[2 * j + h] & 15;
-        ret->mn[h] = p[2 * j + h] >> 4;
+        ret->sc[h] = (int16_t)(p[2 * j + h] & 15);
+        ret->mn[h] = (int16_t)(p[2 * j + h] >> 4);
     }
     ret->dw = load_half(p + 80);
     ret->mw = -load_half(p + 82);
@@ -224,8 +229,9 @@ static void open_quantised(enum tensor_type type, const uint8_t *row, uint32_t f
         struct opened o;
         block_open(type, row, first / 32 + b, &o);
         for (unsigned i = 0; i < 32; i++) {
-            float v = o.dw * (float)o.sc[i / 16] * (float)(o.w[i] - centre);
-            float m = kind == PANEL_S2M ? o.mw * (float)o.mn[i / 16] : o.mw;
+            unsigned half = i / 16;
+            float v = o.dw * (float)o.sc[half] * (float)(o.w[i] - centre);
+            float m = kind == PANEL_S2M ? o.mw * (float)o.mn[half] : o.mw;
             y[i] = minimum ? v + m : v;
         }
     }

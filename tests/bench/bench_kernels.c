@@ -83,7 +83,7 @@ static void attend(struct bench *b, uint32_t rows, uint32_t depth)
     }
     double us = (double)best / (rows > 1 ? 1 : LAYERS);
     printf("attention %u rows at depth %u: %.0f us a layer, %.1f G MAC/s, %.1f GB/s\n", rows, depth,
-           us, 2.0 * rows * HEADS * DIM * (depth - rows / 2) / us / 1e3,
+           us, 2.0 * rows * HEADS * DIM * (depth - 0.5 * rows) / us / 1e3,
            (double)(n_blocks * bytes) / us / 1e3);
     free(blocks);
 }
@@ -112,7 +112,7 @@ int main(int argc, char **argv)
     struct bench b = {0};
     struct pool *pool = NULL;
     if (pool_new(threads, &pool) != ERR_OK || kernels_new(pool, variant, &b.k) != ERR_OK) {
-        fprintf(stderr, "no such variant here, or no memory\n");
+        (void)fprintf(stderr, "no such variant here, or no memory\n");
         pool_free(pool);
         return 1;
     }

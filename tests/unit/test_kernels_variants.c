@@ -1,6 +1,7 @@
 /* Every variant that this CPU can run gives the bits of the C reference computing one row alone:
  * for all types, odd sizes, any row count, threads, slices, extreme values. */
 #include "base/rng.h"
+#include "runtime/kernels/half.h"
 #include "runtime/kernels/kernels.h"
 #include "runtime/kernels/synthetic.h"
 #include "runtime/pool.h"
@@ -65,7 +66,7 @@ static void expect_equal(const struct fixture *f, unsigned candidate, const char
                          const float *got, const float *want, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        if (memcmp(&got[i], &want[i], 4) != 0)
+        if (bits_of_float(got[i]) != bits_of_float(want[i]))
             fail_msg("%s with %u threads, %s, element %zu: %a, reference %a",
                      kernels_variant_name(kernels_variant(f->candidates[candidate])),
                      pool_threads(kernels_pool(f->candidates[candidate])), what, i, (double)got[i],
