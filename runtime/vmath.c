@@ -108,6 +108,11 @@ double vm_log(double x)
 
 void vm_sincos(double x, double *ret_sin, double *ret_cos)
 {
+    if (!(x > -VM_ANGLE_MAX && x < VM_ANGLE_MAX)) { /* a hostile file's frequencies, or NaN */
+        *ret_sin = 0;
+        *ret_cos = 1;
+        return;
+    }
     double n = (x * 0x1.45f306dc9c883p-1 + 0x1.8p52) - 0x1.8p52;
     double r = ((x - n * PIO2_1) - n * PIO2_2) - n * PIO2_3, r2 = r * r;
     /* Taylor by Horner on |r| <= pi / 4 */

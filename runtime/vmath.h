@@ -19,7 +19,8 @@ float vm_gelu_tanhf(float x); /* the tanh form: x / (1 + exp(-2u)) */
 /* Within a few units in the 15th digit. vm_log: x > 0 and finite, else -infinity for 0, NaN. */
 double vm_exp(double x);
 double vm_log(double x);
-/* |x| up to 2^30. */
+/* Of angles below VM_ANGLE_MAX in size; others, and NaN, count as 0. */
+#define VM_ANGLE_MAX 0x1p30
 void vm_sincos(double x, double *ret_sin, double *ret_cos);
 
 #endif

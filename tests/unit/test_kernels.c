@@ -220,6 +220,12 @@ static void test_binary64_functions_are_near_libm(void **state)
         assert_true(fabs(s - sin(angle)) < 4e-16 + angle * 2e-19);
         assert_true(fabs(c - cos(angle)) < 4e-16 + angle * 2e-19);
     }
+    const double bad[] = {NAN, INFINITY, -INFINITY, 1e300};
+    for (unsigned i = 0; i < ARRAY_LEN(bad); i++) {
+        double s = 2, c = 2;
+        vm_sincos(bad[i], &s, &c);
+        assert_true(s == 0 && c == 1);
+    }
     assert_true(vm_exp(0) == 1 && vm_log(1) == 0 && isinf(vm_log(0)) && isnan(vm_log(-1)));
     assert_true(fabs(vm_log(5e-324) + 744.4400719213812) < 1e-12);
 }
