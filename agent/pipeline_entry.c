@@ -255,7 +255,11 @@ static void try_open(struct pipeline *p, struct request *r)
     const struct route *route = route_of(p, &r->model);
     if (!route || !route->present) {
         r->patience_us = PIPELINE_NO_PLAN_US;
-        if (route && r->attempt == 0 && reason_is_final(route->reason))
+        /* An answer that has begun may outlive a passing reason, but the shell says that nothing
+         * fits only when that lasts: to wait on would only delay the bad news. */
+        bool final = route && reason_is_final(route->reason) &&
+                     (r->attempt == 0 || route->reason == ERR_NO_FIT);
+        if (final)
             request_end(p, r, route->reason, 0,
                         route->text.text[0] ? route->text.text : "no plan runs this model");
         return;

@@ -92,6 +92,8 @@ class Agent:
 
     def start(self, deadline_s=30):
         log = open(os.path.join(self.home, "serve.log"), "ab")
+        if self.process is not None:
+            self.process.stdout.close()
         command = [binary(), "serve", "--name", self.name, *self.options]
         self.process = subprocess.Popen(command, env=self.env, stdout=subprocess.PIPE, stderr=log,
                                         stdin=subprocess.DEVNULL)
