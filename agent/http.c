@@ -154,13 +154,11 @@ static ssize_t read_stream(void *context, uint64_t at, char *to, size_t max)
     struct exchange *x = context;
     (void)at;
     while (x->out.len == 0) {
-        if (x->ended)
-            return MHD_CONTENT_READER_END_OF_STREAM;
+        /* Also when this node stops: what came before, and the error that ends it, still goes out.
+         */
         bool more = x->more(x);
-        if (x->out.len == 0 && !more)
+        if (x->out.len == 0 && (!more || x->ended))
             return MHD_CONTENT_READER_END_OF_STREAM;
-        if (!more)
-            x->ended = true;
         if (x->out.len == 0 && sleep_until_news(x))
             return 0;
     }

@@ -25,7 +25,7 @@
 #include <sys/resource.h>
 
 enum {
-    FIRST_PORT_TRIES = 1,
+    STOP_POLL_US = 20 * 1000,
     TICK_MAX_US = 1000 * 1000, /* sleep is noticed this soon */
     REMEMBERED_MAX = 256,
     RESERVE_SHARE = 10,     /* a tenth of the machine's memory is left alone … */
@@ -220,6 +220,19 @@ static uint32_t read_remembered(const struct agent *a, struct node_id *ids, stru
     return n;
 }
 
+/* Answers that clients wait for: a polite stop lets them end. */
+static bool has_requests(struct agent *a)
+{
+    struct inference_view *v = malloc(sizeof *v);
+    bool some = false;
+    if (v) {
+        inference_look(a->inference, v);
+        some = v->n_requests > 0;
+    }
+    free(v);
+    return some;
+}
+
 static void on_timer(uv_timer_t *timer)
 {
     struct agent *a = timer->data;
@@ -236,7 +249,7 @@ static void on_timer(uv_timer_t *timer)
     agent_calls_tick(a, now_us);
     if (node_next_due(a->node) <= now_us)
         (void)agent_step(a, &(struct node_event){.type = NODE_EVENT_TICK});
-    if (a->stopping && (a->stopped || now_us >= a->stop_until_us)) {
+    if (a->stopping && ((a->stopped && !has_requests(a)) || now_us >= a->stop_until_us)) {
         uv_stop(&a->loop);
         return;
     }
@@ -250,7 +263,7 @@ void agent_schedule(struct agent *a)
     uint64_t now_us = clock_monotonic_us(), due_us = node_next_due(a->node);
     uint64_t wait_us = due_us <= now_us ? 0 : MIN_OF(due_us - now_us, (uint64_t)TICK_MAX_US);
     if (a->stopping && a->stopped)
-        wait_us = 0;
+        wait_us = MIN_OF(wait_us, (uint64_t)STOP_POLL_US);
     uv_update_time(&a->loop);
     /* At least 1 ms: libuv runs timers that are due at once again and again before anything else.
      */
@@ -544,10 +557,11 @@ static void close_handle(uv_handle_t *handle, void *context)
 static void stop(struct agent *a)
 {
     agent_calls_end(a);
+    if (a->inference)
+        inference_stop(
+            a->inference); /* every request ends with a sentence, which the servers still send */
     http_server_free(a->http);
     http_server_free(a->local_http);
-    if (a->inference)
-        inference_stop(a->inference);
     if (a->loader)
         loader_stop(a->loader);
     if (a->worker)
