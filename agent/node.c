@@ -230,6 +230,10 @@ static void on_state(struct node *n, const struct swim_effect *x)
               swim_state_name(x->new));
     if (p && x->new == SWIM_ALIVE && !p->session && !p->dialling)
         p->dial_due_us = n->now_us;
+    /* What waits in a session to a dead member is sent again at intervals that double with the
+     * silence: after a healed partition a new session is there sooner. */
+    if (p && x->new == SWIM_DEAD && p->session)
+        sessions_close(n, p->session);
     n->links_due_us = MIN_OF(n->links_due_us, n->now_us);
     plan_view_changed(n);
 }
@@ -344,6 +348,8 @@ enum err node_new(const struct node_options *options, uint64_t now_us, struct no
     n->options.remembered = NULL;
     n->options.remembered_ids = NULL;
     enum err e = ERR_OK;
+    n->options.remembered = NULL; /* the caller's */
+    n->options.remembered_ids = NULL;
     if (options->n_remembered) {
         size_t k = options->n_remembered;
         struct address *a = calloc(k, sizeof *a);
