@@ -144,7 +144,8 @@ static bool same_place(const struct address *a, const struct address *b)
 }
 
 /* Which found entries are this peer: those that it was dialled by, or that have its address. */
-static void claim_found(struct node *n, struct peer *p, const struct node_session *s)
+static void claim_found(struct node *n, struct peer *p, const struct node_session *s,
+                        const struct address *at)
 {
     for (int i = 0; i < NODE_FOUND_MAX; i++) {
         struct found *f = &n->found[i];
@@ -152,7 +153,7 @@ static void claim_found(struct node *n, struct peer *p, const struct node_sessio
             continue;
         bool is = s->instance[0] && strcmp(s->instance, f->is.instance) == 0;
         for (uint32_t k = 0; !is && k < f->is.n_addresses; k++)
-            is = same_place(&f->is.addresses[k], &s->address) && !address_is_loopback(&s->address);
+            is = same_place(&f->is.addresses[k], at) && !address_is_loopback(at);
         if (!is)
             continue;
         f->has_peer = true;
@@ -249,7 +250,7 @@ void sessions_authenticated(struct node *n, uint64_t session, const struct trust
     struct address at = s->address;
     at.port = s->inbound ? who->self.control_port : at.port;
     (void)peer_add_address(n, p, &at, true);
-    claim_found(n, p, s);
+    claim_found(n, p, s, &at);
     if (!corpse) {
         tell_session(n, &p->id, SWIM_SESSION_UP);
         (void)node_feed_control(n,
@@ -280,6 +281,20 @@ static void dial_failed(struct node *n, struct peer *p, enum node_down how)
     p->n_failed = p->n_failed_refused = 0;
 }
 
+/* Is another session on its way that may be this peer's? One that replaces the one that closed may
+ * not have said its name yet, and to dial now would replace it in turn, and so on for ever. */
+static bool may_be_coming(const struct node *n, const struct peer *p)
+{
+    for (int i = 0; i < NODE_SESSIONS_MAX; i++) {
+        const struct node_session *s = &n->sessions[i];
+        bool new =
+            s->id && s->state != SESSION_AUTHENTICATED && n->now_us < s->since_us + SIMULTANEOUS_US;
+        if (new && (node_id_is_zero(&s->peer) || node_id_eq(&s->peer, &p->id)))
+            return true;
+    }
+    return false;
+}
+
 void sessions_down(struct node *n, uint64_t session, enum node_down how)
 {
     struct node_session *s = session_find(n, session);
@@ -305,8 +320,7 @@ void sessions_down(struct node *n, uint64_t session, enum node_down how)
         dial_failed(n, p, how);
     if (p && p->session == session) {
         p->session = 0;
-        p->dialling = 0;
-        p->dial_due_us = n->now_us;
+        p->dial_due_us = n->now_us + (may_be_coming(n, p) ? DIAL_REPLACED_US : 0);
         tell_session(n, &p->id, SWIM_SESSION_CLOSED);
         (void)node_feed_control(
             n, &(struct control_event){.kind = CONTROL_SESSION_DOWN, .from = p->id});
@@ -461,7 +475,7 @@ void sessions_redial(struct node *n, const struct node_id *id)
 {
     struct peer *p = peer_find(n, id);
     if (p && !p->session && !p->dialling) {
-        p->dial_due_us = n->now_us;
+        p->dial_due_us = n->now_us + (may_be_coming(n, p) ? DIAL_REPLACED_US : 0);
         dial_peer(n, p);
     }
 }

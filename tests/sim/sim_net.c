@@ -167,6 +167,9 @@ void net_close(struct sim *w, uint32_t conn, uint32_t end)
     struct conn_end *e = &w->conns[conn]->ends[end];
     if (!e->open)
         return;
+    if (!w->conns[conn]->link)
+        sim_trace(w, "%u closes session %llx to %u (conn %u)", e->machine,
+                  (unsigned long long)e->id, w->conns[conn]->ends[1 - end].machine, conn);
     net_send(w, conn, end, PACKET_FIN, 0, NULL, 0, NULL, 0);
     e->open = false;
     clear_queue(e);
@@ -308,6 +311,8 @@ static uint32_t machine_at(const struct sim *w, const struct address *a, uint16_
 void net_dial(struct sim *w, struct machine *m, const struct node_effect *x)
 {
     struct dial *d = sim_alloc(sizeof *d);
+    sim_trace(w, "%u dials %u.%u as session %llu", m->number, x->address.ip[3] - 1,
+              x->address.port, (unsigned long long)x->session);
     *d = (struct dial){.session = x->session, .started_us = w->now, .psk_tag = x->psk_tag};
     d->to = machine_at(w, &x->address, CONTROL_PORT);
     memcpy(d->psk, x->psk, sizeof d->psk);
@@ -340,6 +345,8 @@ static void dial_answered(struct sim *w, struct machine *m, const struct dial *d
     c->ends[0].psk_tag = d->psk_tag;
     c->ends[1].id = ACCEPTED_BIT | ++to->next_accepted;
     c->ends[1].psk_tag = psks[k].tag;
+    sim_trace(w, "%u accepts %u as session %llx (conn %u)", to->number, m->number,
+              (unsigned long long)c->ends[1].id, conn);
     sim_post(w, w->now + delay_us(w, to->number, m->number), EV_READY, m->number)->x = conn;
     for (uint32_t s = 0; s < 2; s++) {
         struct event *e = sim_post(w, w->now + HANDSHAKE_US, EV_DEADLINE, NOBODY);
