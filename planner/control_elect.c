@@ -100,6 +100,10 @@ static void claim_stop(struct control *c)
     c->role = ROLE_FOLLOW;
     control_planner_stop(c);
     c->next_claim_us = c->now_us + back_off(c);
+    /* Withdrawn: who agreed need not wait any longer, or a split vote repeats itself. */
+    for (uint32_t i = 0; i < c->view.topology.n_nodes; i++)
+        if (!control_is_self(c, &c->view.topology.nodes[i].id))
+            control_send_heartbeat(c, &c->view.topology.nodes[i].id, false, true);
 }
 
 static void follow(struct control *c, const struct node_id *planner, uint64_t term)
@@ -140,6 +144,11 @@ enum err control_heartbeat_in(struct control *c, const struct node_id *from,
 {
     bool self = control_is_self(c, from);
     if (m->resigns) {
+        if (!self && node_id_eq(&c->promised, from) && c->promised_us != 0) {
+            c->promised_us = 0;
+            if (c->role == ROLE_FOLLOW && !control_planner_lives(c))
+                c->next_claim_us = c->now_us + claim_delay(c);
+        }
         if (c->role != ROLE_PLAN && node_id_eq(&c->planner_id, from)) {
             control_elect_forget(c);
             c->next_claim_us = c->now_us + claim_delay(c);
@@ -262,7 +271,8 @@ void control_claim_in(struct control *c, const struct node_id *from, const Covey
         c->promised_us = c->now_us;
         control_term_raise(c, m->term);
         /* It will plan in a moment; do not cross it. */
-        c->next_claim_us = MAX_OF(c->next_claim_us, c->now_us + UINT64_C(2) * CONTROL_CLAIM_US);
+        c->next_claim_us =
+            MAX_OF(c->next_claim_us, c->now_us + UINT64_C(2) * CONTROL_CLAIM_US + claim_delay(c));
     }
     control_send_claim_answer(c, from, m->term, agree);
 }
