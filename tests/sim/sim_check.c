@@ -91,6 +91,11 @@ void check_step(struct sim *w, struct machine *m)
                  (unsigned long long)(control_reserved_bytes(c) >> 20),
                  (unsigned long long)(m->budget_bytes >> 20));
     check_locals(w, m);
+    const struct hash256 *cluster = trust_cluster_id(node_trust(m->node));
+    if (!hash256_eq(cluster, &m->cluster)) { /* left or joined: what it saw is forgotten */
+        m->cluster = *cluster;
+        memset(m->incarnations, 0, sizeof m->incarnations);
+    }
     if (w->now >= m->checked_us + LOOK_US) {
         m->checked_us = w->now;
         check_incarnations(w, m);

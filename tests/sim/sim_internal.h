@@ -206,6 +206,7 @@ struct machine {
     /* what was seen, for checks */
     uint64_t term_seen, own_incarnation;
     uint64_t incarnations[MACHINES];
+    struct hash256 cluster;
     uint64_t checked_us;
 };
 
