@@ -20,6 +20,7 @@ enum {
     EXCHANGE_BODY_MAX = 16 << 20,
     EXCHANGE_OUT_MAX = 1 << 20, /* bytes of a stream that wait for the client */
     JSON_DEPTH_MAX = 64,
+    JSON_VALUES_MAX = 1 << 17,
 };
 
 enum exchange_next {

@@ -278,6 +278,8 @@ static enum err read_request(struct exchange *x, struct chat_state *s, struct er
         TRY(switch_field(s->request, "ignore_eos", &s->ignore_eos, text));
     }
     const json_t *options = json_object_get(s->request, "stream_options");
+    if (options && !json_is_null(options) && !json_is_object(options))
+        return err_set(text, ERR_INVALID, "'stream_options' must be an object");
     if (options && !json_is_null(options))
         TRY(switch_field(options, "include_usage", &s->include_usage, text));
     return ERR_OK;

@@ -512,7 +512,7 @@ static void want_first_model(struct agent *a)
 static void raise_fd_limit(void)
 {
     struct rlimit r;
-    if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < r.rlim_max) {
+    if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < MIN_OF(r.rlim_max, (rlim_t)8192)) {
         r.rlim_cur = MIN_OF(r.rlim_max, (rlim_t)8192);
         (void)setrlimit(RLIMIT_NOFILE, &r);
     }
@@ -598,6 +598,7 @@ enum err serve(const struct config *config, struct err_text *text)
         return err_set(text, ERR_IO, "the cryptography library cannot start");
     TRY(lock_folder(config, &lock, text));
     raise_fd_limit();
+    sysinfo_bound_allocator();
     (void)signal(SIGPIPE, SIG_IGN);
     TRY(mapping_guard_install());
     struct agent *a = calloc(1, sizeof *a);

@@ -17,5 +17,10 @@ uint32_t sysinfo_usable_cores(void);
 bool sysinfo_on_mains(void);
 /* Resident memory of this process. */
 uint64_t sysinfo_resident_bytes(void);
+/* Once at the start: has the allocator keep little of what is freed. An agent that served one large
+ * request would hold its memory for ever else. */
+void sysinfo_bound_allocator(void);
+/* Gives freed memory that the allocator keeps back to the system. Takes some milliseconds. */
+void sysinfo_give_back_memory(void);
 
 #endif

@@ -4,10 +4,13 @@
 
 #include <dirent.h>
 #include <inttypes.h>
+#include <malloc.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+
+enum { ALLOCATOR_KEEPS_BYTES = 1 << 20 };
 
 static uint64_t limit_of_cgroup(const char *file)
 {
@@ -100,4 +103,20 @@ uint64_t sysinfo_resident_bytes(void)
         resident = 0;
     (void)fclose(f);
     return resident * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+void sysinfo_bound_allocator(void)
+{
+#ifdef __GLIBC__
+    /* Set by hand, so that they do not grow with what was freed (mallopt(3)). */
+    (void)mallopt(M_MMAP_THRESHOLD, ALLOCATOR_KEEPS_BYTES);
+    (void)mallopt(M_TRIM_THRESHOLD, ALLOCATOR_KEEPS_BYTES);
+#endif
+}
+
+void sysinfo_give_back_memory(void)
+{
+#ifdef __GLIBC__
+    (void)malloc_trim(0);
+#endif
 }

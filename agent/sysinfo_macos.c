@@ -4,6 +4,7 @@
 #include "agent/sysinfo.h"
 
 #include <mach/mach.h>
+#include <malloc/malloc.h>
 #include <sys/sysctl.h>
 #include <unistd.h>
 
@@ -47,4 +48,13 @@ uint64_t sysinfo_resident_bytes(void)
         KERN_SUCCESS)
         return 0;
     return info.resident_size;
+}
+
+void sysinfo_bound_allocator(void)
+{
+}
+
+void sysinfo_give_back_memory(void)
+{
+    (void)malloc_zone_pressure_relief(NULL, 0);
 }
