@@ -27,6 +27,7 @@ enum {
     MEMORY_PER_CONNECTION = 32 << 10,
     HTTP_THREADS = 2,
     BACKLOG = 512,
+    CROWD_MIN = 256, /* connections: when most of so many have gone, so does their memory */
     LARGE_BODY_BYTES = 1 << 20, /* of a request: what its parts took is given back to the system */
 };
 
@@ -39,6 +40,7 @@ struct http_server {
     struct log log;
     pthread_mutex_t mutex;
     struct exchange *open[CONNECTIONS_MAX]; /* so that a stop can wake those that wait */
+    uint32_t n_connections, peak;
 };
 
 /* ---- wake-ups ----
@@ -410,6 +412,28 @@ static void on_completed(void *context, struct MHD_Connection *c, void **con_cls
         sysinfo_give_back_memory();
 }
 
+static void on_connection(void *context, struct MHD_Connection *c, void **socket_context,
+                          enum MHD_ConnectionNotificationCode code)
+{
+    struct http_server *s = context;
+    bool crowd_left = false;
+    (void)c;
+    (void)socket_context;
+    (void)pthread_mutex_lock(&s->mutex);
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        s->n_connections++;
+        s->peak = MAX_OF(s->peak, s->n_connections);
+    } else {
+        s->n_connections--;
+        crowd_left = s->peak >= CROWD_MIN && s->n_connections < s->peak / 8;
+        if (crowd_left)
+            s->peak = s->n_connections;
+    }
+    (void)pthread_mutex_unlock(&s->mutex);
+    if (crowd_left)
+        sysinfo_give_back_memory();
+}
+
 static enum MHD_Result proceed(struct exchange *x)
 {
     for (;;) {
@@ -567,8 +591,8 @@ enum err http_server_new(const struct http_options *options, struct http_server 
              * it */
             MHD_USE_POLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ITC, 0, NULL, NULL,
             on_request, s, MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_NOTIFY_COMPLETED, on_completed,
-            NULL, MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MAX,
-            MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_TIMEOUT_S,
+            NULL, MHD_OPTION_NOTIFY_CONNECTION, on_connection, s, MHD_OPTION_CONNECTION_LIMIT,
+            (unsigned)CONNECTIONS_MAX, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_TIMEOUT_S,
             MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)MEMORY_PER_CONNECTION,
             MHD_OPTION_THREAD_POOL_SIZE, (unsigned)HTTP_THREADS, MHD_OPTION_END);
         if (!s->daemon) {
