@@ -1,7 +1,10 @@
 /* mDNS through Avahi's daemon, over D-Bus, where it runs when we start. It owns the host name and
  * the addresses, and says goodbye for us when we die. */
 #include "discovery/mdns_backends.h"
+#include "discovery/mdns_library.h"
 #include "discovery/mdns_uv.h"
+
+#include "base/util.h"
 
 #include <avahi-client/client.h>
 #include <avahi-client/lookup.h>
@@ -12,7 +15,33 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define CLIENT_FUNCTIONS(X)                                                                        \
+    X(avahi_client_errno)                                                                          \
+    X(avahi_client_free)                                                                           \
+    X(avahi_client_new)                                                                            \
+    X(avahi_entry_group_add_service_strlst)                                                        \
+    X(avahi_entry_group_commit)                                                                    \
+    X(avahi_entry_group_new)                                                                       \
+    X(avahi_entry_group_reset)                                                                     \
+    X(avahi_entry_group_update_service_txt_strlst)                                                 \
+    X(avahi_service_browser_free)                                                                  \
+    X(avahi_service_browser_new)                                                                   \
+    X(avahi_service_resolver_free)                                                                 \
+    X(avahi_service_resolver_new)
+
+struct client_api {
+    CLIENT_FUNCTIONS(MDNS_LIBRARY_MEMBER)
+};
+
+static bool open_library(struct client_api *ret)
+{
+#define SYMBOL(name) MDNS_LIBRARY_SYMBOL(struct client_api, name)
+    static const struct mdns_symbol symbols[] = {CLIENT_FUNCTIONS(SYMBOL)};
+    return mdns_library_open("libavahi-client.so.3", symbols, ARRAY_LEN(symbols), ret);
+}
+
 struct avahi {
+    struct client_api api;
     struct mdns_child *child;
     AvahiPoll poll;
     AvahiClient *client;
@@ -42,8 +71,8 @@ static void *avahi_resolve(void *backend, struct mdns_seen *seen, uint8_t family
     struct mdns_resolver *k = calloc(1, sizeof *k);
     if (!k)
         return NULL;
-    *k = (struct mdns_resolver){.child = b->child, .seen = seen, .family = family};
-    k->handle = avahi_service_resolver_new(
+    *k = (struct mdns_resolver){.backend = b, .child = b->child, .seen = seen, .family = family};
+    k->handle = b->api.avahi_service_resolver_new(
         b->client, (AvahiIfIndex)seen->interface, mdns_avahi_protocol(seen->protocol),
         seen->instance, MDNS_SERVICE_TYPE, NULL, mdns_avahi_protocol(family), 0, on_resolve, k);
     if (!k->handle) {
@@ -56,7 +85,8 @@ static void *avahi_resolve(void *backend, struct mdns_seen *seen, uint8_t family
 static void avahi_resolve_stop(void *resolver)
 {
     struct mdns_resolver *k = resolver;
-    (void)avahi_service_resolver_free(k->handle);
+    const struct avahi *b = k->backend;
+    (void)b->api.avahi_service_resolver_free(k->handle);
     free(k);
 }
 
@@ -79,9 +109,9 @@ static void avahi_browse(void *backend)
 {
     struct avahi *b = backend;
     if (b->browser)
-        (void)avahi_service_browser_free(b->browser);
-    b->browser = avahi_service_browser_new(b->client, AVAHI_IF_UNSPEC, AVAHI_PROTO_UNSPEC,
-                                           MDNS_SERVICE_TYPE, NULL, 0, on_browse, b);
+        (void)b->api.avahi_service_browser_free(b->browser);
+    b->browser = b->api.avahi_service_browser_new(b->client, AVAHI_IF_UNSPEC, AVAHI_PROTO_UNSPEC,
+                                                  MDNS_SERVICE_TYPE, NULL, 0, on_browse, b);
     if (!b->browser)
         mdns_child_failed(b->child, "browsing through the Avahi daemon cannot start");
 }
@@ -101,16 +131,17 @@ static void on_group(AvahiEntryGroup *group, AvahiEntryGroupState state, void *u
 static enum err add_service(struct avahi *b)
 {
     if (!b->group)
-        b->group = avahi_entry_group_new(b->client, on_group, b);
+        b->group = b->api.avahi_entry_group_new(b->client, on_group, b);
     if (!b->group)
-        return avahi_client_errno(b->client) == AVAHI_ERR_ACCESS_DENIED ? ERR_DENIED : ERR_IO;
+        return b->api.avahi_client_errno(b->client) == AVAHI_ERR_ACCESS_DENIED ? ERR_DENIED
+                                                                               : ERR_IO;
     AvahiStringList *txt = mdns_avahi_txt(&b->service.txt);
-    int e = avahi_entry_group_add_service_strlst(b->group, AVAHI_IF_UNSPEC, AVAHI_PROTO_UNSPEC, 0,
-                                                 b->service.instance, MDNS_SERVICE_TYPE, NULL, NULL,
-                                                 b->service.port, txt);
+    int e = b->api.avahi_entry_group_add_service_strlst(
+        b->group, AVAHI_IF_UNSPEC, AVAHI_PROTO_UNSPEC, 0, b->service.instance, MDNS_SERVICE_TYPE,
+        NULL, NULL, b->service.port, txt);
     avahi_string_list_free(txt);
     if (e == 0)
-        e = avahi_entry_group_commit(b->group);
+        e = b->api.avahi_entry_group_commit(b->group);
     b->published = e == 0;
     if (e == AVAHI_ERR_COLLISION) { /* of two agents that use one daemon */
         mdns_child_collision(b->child, b->service.instance);
@@ -131,7 +162,7 @@ static enum err avahi_publish(void *backend, const struct mdns_service *service)
         return ERR_OK; /* when the daemon is ready */
     if (only_txt) {
         AvahiStringList *txt = mdns_avahi_txt(&service->txt);
-        int e = avahi_entry_group_update_service_txt_strlst(
+        int e = b->api.avahi_entry_group_update_service_txt_strlst(
             b->group, AVAHI_IF_UNSPEC, AVAHI_PROTO_UNSPEC, 0, service->instance, MDNS_SERVICE_TYPE,
             NULL, txt);
         avahi_string_list_free(txt);
@@ -139,7 +170,7 @@ static enum err avahi_publish(void *backend, const struct mdns_service *service)
             return ERR_OK;
     }
     if (b->group)
-        (void)avahi_entry_group_reset(b->group);
+        (void)b->api.avahi_entry_group_reset(b->group);
     b->published = false;
     return add_service(b);
 }
@@ -158,7 +189,7 @@ static void on_running(struct avahi *b)
 static void on_client(AvahiClient *client, AvahiClientState state, void *userdata)
 {
     struct avahi *b = userdata;
-    b->client = client; /* also during avahi_client_new() */
+    b->client = client; /* also while it is made */
     switch (state) {
     case AVAHI_CLIENT_S_RUNNING:
         on_running(b);
@@ -167,7 +198,7 @@ static void on_client(AvahiClient *client, AvahiClientState state, void *userdat
     case AVAHI_CLIENT_S_COLLISION: /* its host name changes: ours to publish again then */
         b->running = b->published = false;
         if (b->group)
-            (void)avahi_entry_group_reset(b->group);
+            (void)b->api.avahi_entry_group_reset(b->group);
         break;
     case AVAHI_CLIENT_FAILURE:
         mdns_child_failed(b->child, "the Avahi daemon is gone");
@@ -186,7 +217,7 @@ static void avahi_stop(void *backend)
 {
     struct avahi *b = backend;
     if (b->client)
-        avahi_client_free(b->client); /* with its browser and group */
+        b->api.avahi_client_free(b->client); /* with its browser and group */
     free(b);
 }
 
@@ -196,10 +227,14 @@ static enum err avahi_start(struct mdns_child *child, uv_loop_t *loop, void **re
     struct avahi *b = calloc(1, sizeof *b);
     if (!b)
         return ERR_NO_MEMORY;
+    if (!open_library(&b->api)) {
+        free(b);
+        return ERR_NOT_FOUND;
+    }
     b->child = child;
     mdns_uv_init(&b->poll, loop);
     *ret = b; /* things may be seen from the start */
-    AvahiClient *client = avahi_client_new(&b->poll, 0, on_client, b, &e);
+    AvahiClient *client = b->api.avahi_client_new(&b->poll, 0, on_client, b, &e);
     if (!client) {
         free(b);
         return ERR_NOT_FOUND;

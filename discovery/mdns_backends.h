@@ -12,6 +12,7 @@
 extern const struct mdns_backend mdns_avahi_backend, mdns_core_backend;
 
 struct mdns_resolver {
+    void *backend;
     struct mdns_child *child;
     struct mdns_seen *seen;
     uint8_t family;

@@ -7,6 +7,7 @@
  * the corpse of a killed node leaves the caches soon. The loopback interface is used only when
  * there is no other. */
 #include "discovery/mdns_backends.h"
+#include "discovery/mdns_library.h"
 #include "discovery/mdns_uv.h"
 
 #include "base/util.h"
@@ -33,6 +34,35 @@ enum {
     HOST_MAX = MDNS_INSTANCE_MAX + 8,
 };
 
+#define CORE_FUNCTIONS(X)                                                                          \
+    X(avahi_record_new_full)                                                                       \
+    X(avahi_record_unref)                                                                          \
+    X(avahi_s_entry_group_commit)                                                                  \
+    X(avahi_s_entry_group_free)                                                                    \
+    X(avahi_s_entry_group_new)                                                                     \
+    X(avahi_s_service_browser_free)                                                                \
+    X(avahi_s_service_browser_new)                                                                 \
+    X(avahi_s_service_resolver_free)                                                               \
+    X(avahi_s_service_resolver_new)                                                                \
+    X(avahi_server_add)                                                                            \
+    X(avahi_server_add_address)                                                                    \
+    X(avahi_server_config_free)                                                                    \
+    X(avahi_server_config_init)                                                                    \
+    X(avahi_server_free)                                                                           \
+    X(avahi_server_new)                                                                            \
+    X(avahi_set_log_function)
+
+struct core_api {
+    CORE_FUNCTIONS(MDNS_LIBRARY_MEMBER)
+};
+
+static bool open_library(struct core_api *ret)
+{
+#define SYMBOL(name) MDNS_LIBRARY_SYMBOL(struct core_api, name)
+    static const struct mdns_symbol symbols[] = {CORE_FUNCTIONS(SYMBOL)};
+    return mdns_library_open("libavahi-core.so.7", symbols, ARRAY_LEN(symbols), ret);
+}
+
 struct own_address {
     AvahiIfIndex interface;
     AvahiAddress address;
@@ -41,6 +71,7 @@ struct own_address {
 };
 
 struct core {
+    struct core_api api;
     struct mdns_child *child;
     AvahiPoll poll;
     AvahiServer *server;
@@ -79,8 +110,8 @@ static void *core_resolve(void *backend, struct mdns_seen *seen, uint8_t family)
     struct mdns_resolver *k = calloc(1, sizeof *k);
     if (!k)
         return NULL;
-    *k = (struct mdns_resolver){.child = b->child, .seen = seen, .family = family};
-    k->handle = avahi_s_service_resolver_new(
+    *k = (struct mdns_resolver){.backend = b, .child = b->child, .seen = seen, .family = family};
+    k->handle = b->api.avahi_s_service_resolver_new(
         b->server, (AvahiIfIndex)seen->interface, mdns_avahi_protocol(seen->protocol),
         seen->instance, MDNS_SERVICE_TYPE, NULL, mdns_avahi_protocol(family), 0, on_resolve, k);
     if (!k->handle) {
@@ -93,7 +124,8 @@ static void *core_resolve(void *backend, struct mdns_seen *seen, uint8_t family)
 static void core_resolve_stop(void *resolver)
 {
     struct mdns_resolver *k = resolver;
-    avahi_s_service_resolver_free(k->handle);
+    const struct core *b = k->backend;
+    b->api.avahi_s_service_resolver_free(k->handle);
     free(k);
 }
 
@@ -116,9 +148,9 @@ static void core_browse(void *backend)
 {
     struct core *b = backend;
     if (b->browser)
-        avahi_s_service_browser_free(b->browser);
-    b->browser = avahi_s_service_browser_new(b->server, AVAHI_IF_UNSPEC, AVAHI_PROTO_UNSPEC,
-                                             MDNS_SERVICE_TYPE, NULL, 0, on_browse, b);
+        b->api.avahi_s_service_browser_free(b->browser);
+    b->browser = b->api.avahi_s_service_browser_new(b->server, AVAHI_IF_UNSPEC, AVAHI_PROTO_UNSPEC,
+                                                    MDNS_SERVICE_TYPE, NULL, 0, on_browse, b);
     if (!b->browser)
         mdns_child_failed(b->child, "browsing cannot start");
 }
@@ -143,22 +175,22 @@ static void host_name(const struct core *b, char ret[HOST_MAX])
 
 static int add(struct core *b, AvahiPublishFlags flags, AvahiRecord *take_record)
 {
-    int e = take_record ? avahi_server_add(b->server, b->group, AVAHI_IF_UNSPEC, AVAHI_PROTO_UNSPEC,
-                                           flags, take_record)
+    int e = take_record ? b->api.avahi_server_add(b->server, b->group, AVAHI_IF_UNSPEC,
+                                                  AVAHI_PROTO_UNSPEC, flags, take_record)
                         : AVAHI_ERR_NO_MEMORY;
     if (take_record)
-        avahi_record_unref(take_record);
+        b->api.avahi_record_unref(take_record);
     return e;
 }
 
-static AvahiRecord *record(const char *name, uint16_t type, uint32_t ttl_s)
+static AvahiRecord *record(const struct core *b, const char *name, uint16_t type, uint32_t ttl_s)
 {
-    return avahi_record_new_full(name, AVAHI_DNS_CLASS_IN, type, ttl_s);
+    return b->api.avahi_record_new_full(name, AVAHI_DNS_CLASS_IN, type, ttl_s);
 }
 
 static int add_pointer(struct core *b, const char *from, const char *to, uint32_t ttl_s)
 {
-    AvahiRecord *r = record(from, AVAHI_DNS_TYPE_PTR, ttl_s);
+    AvahiRecord *r = record(b, from, AVAHI_DNS_TYPE_PTR, ttl_s);
     if (r)
         r->data.ptr.name = avahi_strdup(to);
     return add(b, 0, r);
@@ -166,7 +198,7 @@ static int add_pointer(struct core *b, const char *from, const char *to, uint32_
 
 static int add_txt(struct core *b, const char *name, AvahiPublishFlags flags)
 {
-    AvahiRecord *r = record(name, AVAHI_DNS_TYPE_TXT, TTL_S);
+    AvahiRecord *r = record(b, name, AVAHI_DNS_TYPE_TXT, TTL_S);
     if (r)
         r->data.txt.string_list = mdns_avahi_txt(&b->service.txt);
     return add(b, AVAHI_PUBLISH_UNIQUE | flags, r);
@@ -177,7 +209,7 @@ static int add_service(struct core *b, const char *name)
     static const char type[] = MDNS_SERVICE_TYPE ".local";
     char host[HOST_MAX];
     host_name(b, host);
-    AvahiRecord *srv = record(name, AVAHI_DNS_TYPE_SRV, TTL_S);
+    AvahiRecord *srv = record(b, name, AVAHI_DNS_TYPE_SRV, TTL_S);
     if (srv) {
         srv->data.srv.port = b->service.port;
         srv->data.srv.name = avahi_strdup(host);
@@ -189,13 +221,13 @@ static int add_service(struct core *b, const char *name)
         e = add_pointer(b, type, name, TTL_S);
     if (e == 0)
         e = add_pointer(b, "_services._dns-sd._udp.local", type, TYPE_TTL_S);
-    return e == 0 ? avahi_s_entry_group_commit(b->group) : e;
+    return e == 0 ? b->api.avahi_s_entry_group_commit(b->group) : e;
 }
 
 static void forget_addresses(struct core *b)
 {
     for (uint32_t i = 0; i < b->n_own; i++)
-        avahi_s_entry_group_free(b->own[i].group);
+        b->api.avahi_s_entry_group_free(b->own[i].group);
     b->n_own = 0;
 }
 
@@ -256,16 +288,16 @@ static void add_address(struct core *b, AvahiIfIndex interface, AvahiAddress *ad
     }
     if (b->n_own == ADDRESSES_MAX)
         return;
-    AvahiSEntryGroup *group = avahi_s_entry_group_new(b->server, on_group, b);
+    AvahiSEntryGroup *group = b->api.avahi_s_entry_group_new(b->server, on_group, b);
     if (!group)
         return;
     host_name(b, host);
-    int e = avahi_server_add_address(b->server, group, interface, AVAHI_PROTO_UNSPEC,
-                                     AVAHI_PUBLISH_NO_REVERSE, host, address);
+    int e = b->api.avahi_server_add_address(b->server, group, interface, AVAHI_PROTO_UNSPEC,
+                                            AVAHI_PUBLISH_NO_REVERSE, host, address);
     if (e == 0)
-        e = avahi_s_entry_group_commit(group);
+        e = b->api.avahi_s_entry_group_commit(group);
     if (e != 0) {
-        avahi_s_entry_group_free(group);
+        b->api.avahi_s_entry_group_free(group);
         mdns_child_trouble(b->child, avahi_strerror(e));
         return;
     }
@@ -294,7 +326,7 @@ static void follow_addresses(struct core *b)
         if (b->own[i].kept)
             b->own[kept++] = b->own[i];
         else
-            avahi_s_entry_group_free(b->own[i].group);
+            b->api.avahi_s_entry_group_free(b->own[i].group);
     }
     b->n_own = kept;
 }
@@ -306,7 +338,7 @@ static enum err publish_all(struct core *b)
         return ERR_OK;
     follow_addresses(b);
     if (!b->group)
-        b->group = avahi_s_entry_group_new(b->server, on_group, b);
+        b->group = b->api.avahi_s_entry_group_new(b->server, on_group, b);
     if (!b->group)
         return ERR_NO_MEMORY;
     (void)snprintf(name, sizeof name, "%s.%s.local", b->service.instance, MDNS_SERVICE_TYPE);
@@ -321,7 +353,7 @@ static void unpublish(struct core *b)
 {
     forget_addresses(b);
     if (b->group)
-        avahi_s_entry_group_free(b->group);
+        b->api.avahi_s_entry_group_free(b->group);
     b->group = NULL;
 }
 
@@ -346,7 +378,7 @@ static enum err core_publish(void *backend, const struct mdns_service *service)
 static void on_server(AvahiServer *server, AvahiServerState state, void *userdata)
 {
     struct core *b = userdata;
-    b->server = server; /* also during avahi_server_new() */
+    b->server = server; /* also while it is made */
     if (state == AVAHI_SERVER_RUNNING && !b->running) {
         b->running = true;
         if (publish_all(b) != ERR_OK)
@@ -360,7 +392,7 @@ static enum err open_server(struct core *b)
 {
     AvahiServerConfig config;
     int e = 0;
-    (void)avahi_server_config_init(&config);
+    (void)b->api.avahi_server_config_init(&config);
     config.publish_workstation = config.publish_hinfo = config.publish_domain = 0;
     config.publish_addresses = 0;
     config.enable_wide_area = 0;
@@ -369,8 +401,8 @@ static enum err open_server(struct core *b)
     if (!b->loopback)
         config.deny_interfaces = avahi_string_list_add(config.deny_interfaces, "lo");
     b->running = false;
-    b->server = avahi_server_new(&b->poll, &config, on_server, b, &e);
-    avahi_server_config_free(&config);
+    b->server = b->api.avahi_server_new(&b->poll, &config, on_server, b, &e);
+    b->api.avahi_server_config_free(&config);
     if (!b->server) {
         mdns_child_trouble(b->child, avahi_strerror(e));
         return ERR_IO;
@@ -383,10 +415,10 @@ static void close_server(struct core *b)
 {
     unpublish(b);
     if (b->browser)
-        avahi_s_service_browser_free(b->browser);
+        b->api.avahi_s_service_browser_free(b->browser);
     b->browser = NULL;
     if (b->server)
-        avahi_server_free(b->server);
+        b->api.avahi_server_free(b->server);
     b->server = NULL;
 }
 
@@ -415,8 +447,12 @@ static enum err core_start(struct mdns_child *child, uv_loop_t *loop, void **ret
     struct core *b = calloc(1, sizeof *b);
     if (!b)
         return ERR_NO_MEMORY;
+    if (!open_library(&b->api)) {
+        free(b);
+        return ERR_NOT_FOUND;
+    }
     b->child = child;
-    avahi_set_log_function(quiet);
+    b->api.avahi_set_log_function(quiet);
     mdns_uv_init(&b->poll, loop);
     *ret = b; /* things may be seen from the start */
     enum err e = open_server(b);
