@@ -143,22 +143,42 @@ static bool same_place(const struct address *a, const struct address *b)
            memcmp(a->ip, b->ip, a->family == 4 ? 4 : 16) == 0;
 }
 
-/* Which found entries are this peer: those that it was dialled by, or that have its address. */
-static void claim_found(struct node *n, struct peer *p, const struct node_session *s,
-                        const struct address *at)
+/* The found entry is this peer: it was dialled by its name, or has an address of it. */
+static bool found_is_peer(const struct found *f, const struct peer *p, const char *instance)
+{
+    if (instance[0] && strcmp(instance, f->is.instance) == 0)
+        return true;
+    for (uint32_t i = 0; i < f->is.n_addresses; i++) {
+        for (uint32_t k = 0; k < p->n_addresses; k++) {
+            if (same_place(&f->is.addresses[i], &p->addresses[k].address))
+                return true;
+        }
+    }
+    return false;
+}
+
+static void claim(struct node *n, struct found *f, struct peer *p)
+{
+    f->has_peer = true;
+    f->peer = p->id;
+    merge_found(n, f, p);
+}
+
+static void claim_found(struct node *n, struct peer *p, const struct node_session *s)
 {
     for (int i = 0; i < NODE_FOUND_MAX; i++) {
         struct found *f = &n->found[i];
-        if (!f->used || f->is.gone)
-            continue;
-        bool is = s->instance[0] && strcmp(s->instance, f->is.instance) == 0;
-        for (uint32_t k = 0; !is && k < f->is.n_addresses; k++)
-            is = same_place(&f->is.addresses[k], at) && !address_is_loopback(at);
-        if (!is)
-            continue;
-        f->has_peer = true;
-        f->peer = p->id;
-        merge_found(n, f, p);
+        if (f->used && !f->is.gone && found_is_peer(f, p, s->instance))
+            claim(n, f, p);
+    }
+}
+
+/* One of ours, with which there is a session already: no reason to dial it again. */
+static void claim_connected(struct node *n, struct found *f)
+{
+    for (uint32_t i = 0; f->ours && !f->has_peer && i < n->n_peers; i++) {
+        if (n->peers[i].session && found_is_peer(f, &n->peers[i], ""))
+            claim(n, f, &n->peers[i]);
     }
 }
 
@@ -250,7 +270,7 @@ void sessions_authenticated(struct node *n, uint64_t session, const struct trust
     struct address at = s->address;
     at.port = s->inbound ? who->self.control_port : at.port;
     (void)peer_add_address(n, p, &at, true);
-    claim_found(n, p, s, &at);
+    claim_found(n, p, s);
     if (!corpse) {
         tell_session(n, &p->id, SWIM_SESSION_UP);
         (void)node_feed_control(n,
@@ -367,6 +387,7 @@ void sessions_retag(struct node *n)
         if (!f->used)
             continue;
         judge(n, f);
+        claim_connected(n, f);
         f->dial_due_us = n->now_us;
         f->dial_wait_us = DIAL_FIRST_US;
     }
@@ -396,6 +417,7 @@ enum err sessions_found(struct node *n, const struct node_found *is)
     f->dial_due_us = n->now_us;
     f->dial_wait_us = DIAL_FIRST_US;
     judge(n, f);
+    claim_connected(n, f);
     struct peer *p = f->has_peer ? peer_find(n, &f->peer) : NULL;
     if (p) {
         merge_found(n, f, p);

@@ -1,0 +1,20 @@
+#include "discovery/mdns_library.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+bool mdns_library_open(const char *file, const struct mdns_symbol *symbols, size_t n, void *api)
+{
+    void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    if (!library)
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        void *function = dlsym(library, symbols[i].name);
+        if (!function) {
+            (void)dlclose(library);
+            return false;
+        }
+        memcpy((char *)api + symbols[i].offset, &function, sizeof function);
+    }
+    return true;
+}
