@@ -85,6 +85,7 @@ class Agent:
         self.home, self.name, self.options = home, name, list(options)
         self.env = dict(os.environ, COVEY_HOME=home, **(env or {}))
         self.process = None
+        self.prefix = []  # of the command that serves
         self.http_port = self.control_port = self.data_port = 0
         os.makedirs(home, exist_ok=True)
 
@@ -94,7 +95,7 @@ class Agent:
         log = open(os.path.join(self.home, "serve.log"), "ab")
         if self.process is not None:
             self.process.stdout.close()
-        command = [binary(), "serve", "--name", self.name, *self.options]
+        command = [*self.prefix, binary(), "serve", "--name", self.name, *self.options]
         self.process = subprocess.Popen(command, env=self.env, stdout=subprocess.PIPE, stderr=log,
                                         stdin=subprocess.DEVNULL)
         log.close()
