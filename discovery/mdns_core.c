@@ -366,7 +366,8 @@ static enum err core_publish(void *backend, const struct mdns_service *service)
     b->service = *service;
     if (only_txt) {
         (void)snprintf(name, sizeof name, "%s.%s.local", service->instance, MDNS_SERVICE_TYPE);
-        if (add_txt(b, name, AVAHI_PUBLISH_UPDATE) == 0)
+        /* The name has been probed: a change is announced at once (RFC 6762, 8.4). */
+        if (add_txt(b, name, AVAHI_PUBLISH_UPDATE | AVAHI_PUBLISH_NO_PROBE) == 0)
             return ERR_OK;
     }
     unpublish(b);

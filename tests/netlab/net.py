@@ -61,9 +61,10 @@ def batch(lines, host=None):
 
 def enter():
     """Returns in a network and mount namespace of this script's own."""
-    if os.environ.get("NETLAB_INSIDE") != str(os.getppid()):
+    here = os.readlink("/proc/self/ns/net")
+    if os.environ.get("NETLAB_OUTSIDE", here) == here:
         flags = "-nm" if os.getuid() == 0 else "-Urnm"
-        environment = dict(os.environ, NETLAB_INSIDE=str(os.getpid()))
+        environment = dict(os.environ, NETLAB_OUTSIDE=here)
         done = subprocess.run(["unshare", flags, "--kill-child", sys.executable, *sys.argv], env=environment)
         sys.exit(done.returncode)
     sh("mount", "--make-rprivate", "/")
