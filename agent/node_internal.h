@@ -15,7 +15,7 @@
 enum {
     PEERS_MAX = SWIM_MEMBERS_MAX,
     DIAL_FIRST_US = 100 * 1000,
-    DIAL_REPLACED_US = 300 * 1000, /* while another session to the peer may be on its way */
+    DIAL_REPLACED_US = 300 * 1000,        /* while another session to the peer may be on its way */
     DIAL_MEMBER_MAX_US = 2 * 1000 * 1000, /* after healing all meet within 5 s */
     DIAL_STRANGER_MAX_US = 10 * 1000 * 1000,
     DIAL_JOIN_US = 400 * 1000,

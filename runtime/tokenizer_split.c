@@ -32,7 +32,10 @@
     "|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" LINE_ENDS
 
 static const struct split_rule RULES[] = {
-    {"smollm starcoder refact command-r codeshell exaone minerva-7b", {"\\p{N}", GPT2}, false, false},
+    {"smollm starcoder refact command-r codeshell exaone minerva-7b",
+     {"\\p{N}", GPT2},
+     false,
+     false},
     {"default", {"[\\p{P}\\$\\+<=>\\^~\\|]+", GPT2, "\\p{N}+", "[0-9][0-9][0-9]"}, false, false},
     {"gpt-2 gpt2 phi-2 mpt olmo jais roberta-bpe", {GPT2}, false, false},
     {"qwen2 stablelm2 deepseek-r1-qwen megrez hunyuan", {QWEN2}, false, false},

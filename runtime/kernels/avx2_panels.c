@@ -46,7 +46,8 @@ PACK(Q4_1)
 PACK(Q5_0)
 PACK(Q5_1)
 PACK(Q8_0)
-PACK(Q4_K) PACK(Q5_K) PACK(Q6_K) PACK(Q2_K) PACK(Q3_K) PACK(IQ4_NL) PACK(MXFP4)
+PACK(Q4_K)
+PACK(Q5_K) PACK(Q6_K) PACK(Q2_K) PACK(Q3_K) PACK(IQ4_NL) PACK(MXFP4)
 
     /* The -c * sum(q) with which a sum over columns from 4j on begins. */
     AVX2_INLINE __m256i
@@ -200,7 +201,8 @@ TILE(U4M)
 TILE(U5C)
 TILE(U5M)
 TILE(I8)
-TILE(S6) TILE(S2M)
+TILE(S6)
+TILE(S2M)
 
     void avx2_panels(struct kernel_ops *ops)
 {
