@@ -161,8 +161,6 @@ void agent_model_cannot(struct agent *a, const struct hash256 *model, enum err e
 /* NULL: it fits again, or runs. */
 void agent_no_fit(struct agent *a, const struct hash256 *model, const char *text);
 void agent_calls_end(struct agent *a);
-/* Finds a model by name, id or prefix among what members hold. */
-enum err agent_find_model(struct agent *a, const char *word, struct node_held *ret);
 
 /* status.c: new references */
 json_t *status_json(struct agent *a);

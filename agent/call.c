@@ -2,15 +2,12 @@
 
 #include "base/util.h"
 
-#include <assert.h>
-#include <errno.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 struct call {
     atomic_uint refs;
@@ -21,7 +18,6 @@ struct call {
     void *wake_ctx;
 
     pthread_mutex_t mutex;
-    pthread_cond_t changed;
     struct call_item *items; /* ring, grown up to CALL_ITEMS_MAX */
     uint32_t first, n, cap;
     bool done, dropped;
@@ -43,7 +39,6 @@ struct call *call_new(enum call_kind kind, json_t *args, void (*wake)(void *ctx)
     c->wake = wake;
     c->wake_ctx = wake_ctx;
     (void)pthread_mutex_init(&c->mutex, NULL);
-    (void)pthread_cond_init(&c->changed, NULL);
     return c;
 }
 
@@ -63,7 +58,6 @@ void call_unref(struct call *c)
     free(c->submit.prompt_ids);
     json_decref(c->args);
     json_decref(c->body);
-    (void)pthread_cond_destroy(&c->changed);
     (void)pthread_mutex_destroy(&c->mutex);
     free(c);
 }
@@ -87,7 +81,6 @@ struct chat_submit *call_submit(struct call *c)
  * called again. */
 static void signal_change(struct call *c)
 {
-    (void)pthread_cond_broadcast(&c->changed);
     if (c->wake)
         c->wake(c->wake_ctx);
     (void)pthread_mutex_unlock(&c->mutex);
@@ -205,22 +198,4 @@ void call_drop(struct call *c)
     c->dropped = true;
     c->wake = NULL;
     (void)pthread_mutex_unlock(&c->mutex);
-}
-
-enum err call_wait(struct call *c, uint64_t timeout_ms)
-{
-    struct timespec until;
-    (void)clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += (time_t)(timeout_ms / 1000);
-    until.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
-    if (until.tv_nsec >= 1000000000) {
-        until.tv_sec++;
-        until.tv_nsec -= 1000000000;
-    }
-    (void)pthread_mutex_lock(&c->mutex);
-    while (!c->done && pthread_cond_timedwait(&c->changed, &c->mutex, &until) != ETIMEDOUT)
-        ;
-    bool done = c->done;
-    (void)pthread_mutex_unlock(&c->mutex);
-    return done ? ERR_OK : ERR_TIMEOUT;
 }

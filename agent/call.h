@@ -72,7 +72,7 @@ struct call_item {
     enum err error;          /* ERR_OK: finished */
     char finish[16];         /* "stop", "length" */
     char text[ERR_TEXT_MAX]; /* when failed: a sentence */
-    uint32_t n_prompt, n_cached, n_generated;
+    uint32_t n_prompt, n_generated;
     double prompt_ms, generate_ms; /* until the first token; from the first to the last */
     /* JSON: taken by call_next's caller, who drops it */
     json_t *json;
@@ -109,7 +109,5 @@ enum err call_result(struct call *c, json_t **ret_body,
 /* The client is gone: the loop is told by call_is_dropped at its next push, and by a wake-up of its
  * mailbox. */
 void call_drop(struct call *c);
-/* Blocks (CLI-free threads only) until done or the deadline. ERR_TIMEOUT. */
-enum err call_wait(struct call *c, uint64_t timeout_ms);
 
 #endif

@@ -387,14 +387,6 @@ enum err control_net_export(struct control_net *c, uint64_t session, const char 
     return session_export(k->session, label, ret);
 }
 
-uint32_t control_net_n_sessions(const struct control_net *c)
-{
-    uint32_t n = 0;
-    for (int i = 0; i < CONNS_MAX; i++)
-        n += c->conns[i].id != 0;
-    return n;
-}
-
 uint16_t control_net_port(const struct control_net *c)
 {
     return net_listener_port(c->listener);

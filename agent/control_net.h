@@ -48,7 +48,6 @@ void control_net_authenticated(struct control_net *c, uint64_t session);
 /* session_export of a live session. */
 enum err control_net_export(struct control_net *c, uint64_t session, const char *label,
                             uint8_t ret[32]);
-uint32_t control_net_n_sessions(const struct control_net *c);
 
 struct address address_of_net(const struct net_address *a);
 struct net_address address_to_net(const struct address *a);

@@ -50,10 +50,9 @@ struct exchange {
 
     unsigned status; /* of the answer; 0: none yet */
     char *answer;
-    bool head_only;
     /* wake-ups (see http.c) */
     pthread_mutex_t mutex;
-    bool suspended, pending, streaming, ended;
+    bool suspended, pending, ended;
 };
 
 /* JSON with a status; the body is taken. NULL counts as out of memory. */

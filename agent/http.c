@@ -178,7 +178,6 @@ static enum MHD_Result start_stream(struct exchange *x)
         MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 4096, read_stream, x, NULL);
     if (!r)
         return MHD_NO;
-    x->streaming = true;
     (void)MHD_add_response_header(r, "Content-Type", x->content_type);
     (void)MHD_add_response_header(r, "Cache-Control", "no-cache");
     enum MHD_Result ok = MHD_queue_response(x->connection, 200, r);
@@ -373,8 +372,7 @@ static struct exchange *exchange_new(struct http_server *s, struct MHD_Connectio
     x->local = s->options.unix_path != NULL;
     x->body = BUF_INIT(EXCHANGE_BODY_MAX);
     x->out = BUF_INIT(EXCHANGE_OUT_MAX);
-    x->head_only = strcmp(method, "HEAD") == 0;
-    (void)snprintf(x->method, sizeof x->method, "%s", x->head_only ? "GET" : method);
+    (void)snprintf(x->method, sizeof x->method, "%s", strcmp(method, "HEAD") == 0 ? "GET" : method);
     (void)snprintf(x->path, sizeof x->path, "%s", url);
     (void)pthread_mutex_init(&x->mutex, NULL);
     remember(s, x, true);

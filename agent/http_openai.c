@@ -33,7 +33,7 @@ struct chat_state {
     struct answer_text text;
     struct buf content; /* of an answer that is not streamed */
     json_t *ids, *logprob_items;
-    uint32_t n_prompt, n_generated, n_cached;
+    uint32_t n_prompt, n_generated;
     double prompt_ms, generate_ms;
     char finish[16];
     enum err error;
@@ -347,10 +347,8 @@ static enum exchange_next submit(struct exchange *x, struct chat_state *s, uint3
 
 static json_t *usage_json(const struct chat_state *s)
 {
-    return json_pack("{s:i, s:i, s:i, s:{s:i}}", "prompt_tokens", (int)s->n_prompt,
-                     "completion_tokens", (int)s->n_generated, "total_tokens",
-                     (int)(s->n_prompt + s->n_generated), "prompt_tokens_details", "cached_tokens",
-                     (int)s->n_cached);
+    return json_pack("{s:i, s:i, s:i}", "prompt_tokens", (int)s->n_prompt, "completion_tokens",
+                     (int)s->n_generated, "total_tokens", (int)(s->n_prompt + s->n_generated));
 }
 
 static json_t *bytes_json(const struct text_view *piece)
@@ -459,7 +457,6 @@ static void take_end(struct exchange *x, struct chat_state *s, const struct call
     s->error = stopped ? ERR_OK : item->error;
     s->prompt_ms = item->prompt_ms;
     s->generate_ms = item->generate_ms;
-    s->n_cached = item->n_cached;
     (void)snprintf(s->finish, sizeof s->finish, "%s", stopped ? "stop" : item->finish);
     (void)snprintf(s->error_text, sizeof s->error_text, "%s",
                    item->text[0] ? item->text : err_name(item->error));

@@ -74,7 +74,8 @@ void agent_answer(struct agent *a, uint64_t number, enum err e, const char *text
 
 /* ---- models ---- */
 
-enum err agent_find_model(struct agent *a, const char *word, struct node_held *ret)
+/* Finds a model by name, id or prefix among what members hold. */
+static enum err find_model(struct agent *a, const char *word, struct node_held *ret)
 {
     struct node_held *held = calloc(HELD_MAX, sizeof *held);
     if (!held)
@@ -101,7 +102,7 @@ enum err agent_find_model(struct agent *a, const char *word, struct node_held *r
 static enum err find_or_fail(struct agent *a, struct call *c, struct node_held *ret)
 {
     const char *word = word_arg(c, "model");
-    enum err e = word ? agent_find_model(a, word, ret) : ERR_INVALID;
+    enum err e = word ? find_model(a, word, ret) : ERR_INVALID;
     if (e == ERR_OK)
         return ERR_OK;
     if (!word)
