@@ -21,7 +21,8 @@ enum {
     DIAL_JOIN_US = 400 * 1000,
     DIAL_DEADLINE_US = 4 * 1000 * 1000, /* a dial that the shell never reported back on */
     JOIN_DEADLINE_US = 20 * 1000 * 1000,
-    SIMULTANEOUS_US = 5 * 1000 * 1000, /* two sessions this close together were dialled at once */
+    SIMULTANEOUS_US = 2 * 1000 * 1000, /* two sessions this close together were dialled at once */
+    STABLE_US = 1000 * 1000,           /* a session that lived shorter is not redialled at once */
     MEASURE_FIRST_US = 500 * 1000,
     MEASURE_EVERY_US = 600 * 1000 * 1000, /* bandwidth: every ten minutes */
     MEASURE_RETRY_US = 10 * 1000 * 1000,
@@ -63,6 +64,7 @@ struct peer {
     uint32_t n_addresses, next_address;
     uint32_t n_failed_refused, n_failed; /* in this round over the addresses */
     uint64_t dial_due_us, dial_wait_us;
+    uint64_t lived_us; /* the last session */
     uint64_t dialling; /* session id, 0: none */
     uint32_t
         n_dropped; /* first messages in a row that it did not answer: an older secret is tried */

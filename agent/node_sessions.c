@@ -118,7 +118,10 @@ void peer_sync_with_trust(struct node *n)
             break;
         }
         struct peer *p = &n->peers[n->n_peers++];
-        *p = (struct peer){.id = m.id, .dial_due_us = n->now_us, .dial_wait_us = DIAL_FIRST_US};
+        *p = (struct peer){.id = m.id,
+                           .dial_due_us = n->now_us,
+                           .dial_wait_us = DIAL_FIRST_US,
+                           .lived_us = STABLE_US};
         (void)node_feed_swim(n, &(struct swim_event){.type = SWIM_EVENT_MEMBER_ADD, .peer = m.id});
         for (uint32_t k = 0; k < n->options.n_remembered; k++) {
             if (node_id_eq(&n->options.remembered_ids[k], &m.id))
@@ -230,7 +233,6 @@ static void adopt(struct node *n, struct peer *p, struct node_session *s)
 {
     p->session = s->id;
     p->dialling = 0;
-    p->dial_wait_us = DIAL_FIRST_US;
     p->n_failed = p->n_failed_refused = p->n_dropped = 0;
     struct node_effect *e = node_effect(n, NODE_EFFECT_PEER);
     if (e) {
@@ -251,6 +253,7 @@ void sessions_authenticated(struct node *n, uint64_t session, const struct trust
         return;
     }
     s->state = SESSION_AUTHENTICATED;
+    s->since_us = n->now_us;
     s->peer = who->id;
     s->boot_id = who->self.boot_id;
     p->self = who->self;
@@ -341,6 +344,15 @@ void sessions_down(struct node *n, uint64_t session, enum node_down how)
     if (p && p->session == session) {
         p->session = 0;
         p->dial_due_us = n->now_us + (may_be_coming(n, p) ? DIAL_REPLACED_US : 0);
+        /* One that hardly lived was closed by a peer that still holds another, perhaps without
+         * knowing that it is dead: give it time to find out. */
+        p->lived_us = n->now_us - was.since_us;
+        if (p->lived_us < STABLE_US) {
+            p->dial_due_us = n->now_us + p->dial_wait_us + rng_below(&n->rng, p->dial_wait_us);
+            p->dial_wait_us = MIN_OF(p->dial_wait_us * 2, (uint64_t)DIAL_MEMBER_MAX_US);
+        } else {
+            p->dial_wait_us = DIAL_FIRST_US;
+        }
         tell_session(n, &p->id, SWIM_SESSION_CLOSED);
         (void)node_feed_control(
             n, &(struct control_event){.kind = CONTROL_SESSION_DOWN, .from = p->id});
@@ -496,7 +508,8 @@ static void dial_found(struct node *n, struct found *f)
 void sessions_redial(struct node *n, const struct node_id *id)
 {
     struct peer *p = peer_find(n, id);
-    if (p && !p->session && !p->dialling) {
+    bool hurt = p && p->lived_us < STABLE_US; /* sessions_down has set when */
+    if (p && !p->session && !p->dialling && !hurt) {
         p->dial_due_us = n->now_us + (may_be_coming(n, p) ? DIAL_REPLACED_US : 0);
         dial_peer(n, p);
     }

@@ -78,8 +78,10 @@ static void make_request(struct sim *w, uint64_t at, bool must_succeed, uint32_t
     q->model = model;
     q->must_succeed = must_succeed;
     q->n_prompt = 1 + sim_below(w, 40);
+    uint32_t base = sim_below(w, 3), n_base = sim_below(w, q->n_prompt + 1);
     for (uint32_t k = 0; k < q->n_prompt; k++)
-        q->tokens[k] = (int32_t)sim_below(w, HASH_STAGE_VOCABULARY);
+        q->tokens[k] =
+            k < n_base ? w->bases[base][k] : (int32_t)sim_below(w, HASH_STAGE_VOCABULARY);
     q->sampler.seed = rng_u64(&w->rng);
     q->sampler.max_tokens = sim_chance(w, 6) ? 0 : 1 + sim_below(w, 40);
     q->sampler.n_end_ids = (uint8_t)sim_below(w, FRAME_END_IDS_MAX);
@@ -103,6 +105,8 @@ void chaos_begin(struct sim *w)
     w->chaos_end_us = QUIET_US + chaos_us;
     make_models(w);
     make_machines(w);
+    for (uint32_t i = 0; i < 3 * CONTEXT; i++)
+        w->bases[i / CONTEXT][i % CONTEXT] = (int32_t)sim_below(w, HASH_STAGE_VOCABULARY);
     for (uint32_t i = 0; i < n; i++)
         sim_post(w, sim_below(w, 300 * MS), EV_START, NOBODY)->x = i;
     sim_post(w, 400 * MS, EV_PERSON, NOBODY);

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LOOK_US = 200 * MS };
+enum { LOOK_US = 200 * MS, DIALS_MAX = 25 /* of one machine to another, in a second */ };
 
 static void check_locals(struct sim *w, struct machine *m)
 {
@@ -100,6 +100,19 @@ void check_step(struct sim *w, struct machine *m)
         m->checked_us = w->now;
         check_incarnations(w, m);
     }
+}
+
+/* A session that is replaced again and again is none. */
+void check_dial(struct sim *w, struct machine *m, uint32_t to)
+{
+    if (to == MACHINES)
+        return;
+    if (w->now >= m->dials_since_us[to] + SECOND) {
+        m->dials_since_us[to] = w->now;
+        m->n_dials[to] = 0;
+    }
+    if (++m->n_dials[to] > DIALS_MAX)
+        sim_fail(w, "machine %u dials %u again and again", m->number, to);
 }
 
 void check_plan(struct sim *w, struct machine *m, const struct plan *p)

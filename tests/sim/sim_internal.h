@@ -207,6 +207,8 @@ struct machine {
     uint64_t term_seen, own_incarnation;
     uint64_t incarnations[MACHINES];
     struct hash256 cluster;
+    uint64_t dials_since_us[MACHINES];
+    uint32_t n_dials[MACHINES]; /* since then */
     uint64_t checked_us;
 };
 
@@ -249,6 +251,7 @@ struct sim {
     struct model_shape shapes[MODELS];
     struct request requests[REQUESTS];
     uint32_t n_requests;
+    int32_t bases[3][CONTEXT]; /* how conversations begin */
     struct known_plan plans[PLANS];
     uint32_t n_plans;
     struct output *outputs;
@@ -338,6 +341,7 @@ bool chaos_is_member(const struct sim *w, const struct machine *m);
 
 /* sim_check.c */
 void check_step(struct sim *w, struct machine *m);
+void check_dial(struct sim *w, struct machine *m, uint32_t to);
 void check_plan(struct sim *w, struct machine *m, const struct plan *p);
 void check_memory(struct sim *w, struct machine *m);
 void check_compute(struct sim *w, struct machine *m, const struct pipeline_compute *c);

@@ -311,6 +311,7 @@ static uint32_t machine_at(const struct sim *w, const struct address *a, uint16_
 void net_dial(struct sim *w, struct machine *m, const struct node_effect *x)
 {
     struct dial *d = sim_alloc(sizeof *d);
+    check_dial(w, m, machine_at(w, &x->address, CONTROL_PORT));
     sim_trace(w, "%u dials %u.%u as session %llu", m->number, x->address.ip[3] - 1, x->address.port,
               (unsigned long long)x->session);
     *d = (struct dial){.session = x->session, .started_us = w->now, .psk_tag = x->psk_tag};

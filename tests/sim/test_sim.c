@@ -3,7 +3,8 @@
  *
  *   test_sim                      every world, with its number of seeds
  *   COVEY_SEED=N test_sim         that seed alone; COVEY_TRACE=1 says what happens
- *   COVEY_SEEDS=N test_sim        so many seeds of each world
+ *   COVEY_SEEDS=N test_sim        so many seeds of each world; COVEY_FIRST=N: from there on
+ *   COVEY_WORLD=NAME test_sim     that world alone
  *   test_sim --finds N            ends well when one of N seeds breaks a promise: for cores with a
  *                                 planted fault */
 #include "tests/sim/sim.h"
@@ -64,8 +65,9 @@ static int find_a_failure(uint64_t n)
 
 static uint32_t run_kind(const struct world_kind *kind)
 {
-    uint64_t first = number_from("COVEY_SEED", 1);
-    uint64_t last = getenv("COVEY_SEED") ? first : number_from("COVEY_SEEDS", kind->n_seeds);
+    uint64_t first = number_from("COVEY_SEED", number_from("COVEY_FIRST", 1));
+    uint64_t last =
+        getenv("COVEY_SEED") ? first : first - 1 + number_from("COVEY_SEEDS", kind->n_seeds);
     struct sim_result sum = {.n_machines = 0};
     uint32_t n_failed = 0;
     double virtual_s = 0, agreed_s = 0, ran_s = 0;
@@ -77,6 +79,7 @@ static uint32_t run_kind(const struct world_kind *kind)
         if (r.failure[0] && n_failed++ < 5)
             (void)printf("%s: %s\n  again: COVEY_WORLD=%s COVEY_SEED=%llu ./test_sim\n", kind->name,
                          r.failure, kind->name, (unsigned long long)seed);
+        (void)fflush(stdout);
         sum.n_machines += r.n_machines;
         sum.n_steps += r.n_steps;
         sum.n_answers += r.n_answers;
