@@ -101,6 +101,19 @@ static enum err open_parts(struct served_model *s, const char *path, struct err_
     return e == ERR_NOT_FOUND ? ERR_OK : e; /* a base model: completions without a template */
 }
 
+enum err models_check_file(const char *path, uint64_t *ret_header_bytes, struct err_text *text)
+{
+    struct counted *c = calloc(1, sizeof *c);
+    if (!c)
+        return ERR_NO_MEMORY;
+    atomic_init(&c->refs, 1);
+    enum err e = open_parts(&c->is, path, text);
+    if (e == ERR_OK)
+        *ret_header_bytes = model_info(c->is.model)->header_bytes;
+    models_put(&c->is);
+    return e;
+}
+
 enum err models_open(struct models *m, const struct hash256 *id, const char *name, const char *path,
                      struct served_model **ret, struct err_text *text)
 {

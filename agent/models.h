@@ -23,6 +23,10 @@ struct served_model {
 enum err models_new(struct models **ret);
 void models_free(struct models *m);
 
+/* Can the file be served: opens weights, tokenizer and chat template and closes them again. A
+ * sentence that names the file when not. */
+enum err models_check_file(const char *path, uint64_t *ret_header_bytes, struct err_text *text);
+
 /* Opens the file (its header must be there) and adds it, or finds it added. The reference is the
  * caller's. */
 enum err models_open(struct models *m, const struct hash256 *id, const char *name, const char *path,

@@ -107,6 +107,11 @@ static void tell_model(struct agent *a, const struct store_entry *e)
     if (!e->header_present || store_path(a->store, &e->id, path) != ERR_OK)
         return;
     enum err r = models_open(a->models, &e->id, e->name, path, &s, &text);
+    if (r == ERR_OK && strcmp(s->name, e->name) != 0) { /* pulled again under another name */
+        models_put(s);
+        models_drop(a->models, &e->id);
+        r = models_open(a->models, &e->id, e->name, path, &s, &text);
+    }
     if (r != ERR_OK) {
         log_warning(&a->log, "%s", text.text);
         return;

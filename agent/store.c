@@ -1,8 +1,8 @@
 #include "agent/store.h"
 
+#include "agent/models.h"
 #include "base/file.h"
 #include "base/util.h"
-#include "runtime/model.h"
 
 #include <assert.h>
 #include <dirent.h>
@@ -33,7 +33,6 @@ struct store {
 };
 
 DEFINE_CLEANUP(struct manifest, manifest_free)
-DEFINE_CLEANUP(struct model, model_unref)
 
 static void entry_deinit(struct entry *e)
 {
@@ -283,9 +282,9 @@ static enum err reload(struct store *s, const struct hash256 *id)
 static enum err hash_model(const char *path, const char *name, manifest_progress progress,
                            void *ctx, struct manifest **ret, struct err_text *text)
 {
-    _cleanup_(model_unrefp) struct model *model = NULL;
-    TRY(model_open(path, &model, text));
-    return manifest_of_file(path, name, model_info(model)->header_bytes, progress, ctx, ret, text);
+    uint64_t header_bytes = 0;
+    TRY(models_check_file(path, &header_bytes, text));
+    return manifest_of_file(path, name, header_bytes, progress, ctx, ret, text);
 }
 
 enum err store_add_file(struct store *s, const char *path, const char *name,
