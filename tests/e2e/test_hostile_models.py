@@ -101,6 +101,8 @@ class HostileModels(unittest.TestCase):
                 content = bytearray(self.good)
                 for _ in range(rng.choice((1, 1, 1, 4, 30))):
                     content[rng.randrange(8, header)] = rng.randrange(256)
+                if content == self.good:
+                    continue
                 r, path = self.pull(bytes(content), f"m{i}.gguf")
                 if r.code == 0:
                     taken += 1
