@@ -3,7 +3,7 @@
  *
  * Made and released by an HTTP thread, sent to the loop's mailbox as an owned reference; the loop
  * replies or pushes items and drops its reference. Everything inside is guarded by the call's
- * mutex; `wake` (MHD_resume_connection or a condition variable) is called, outside the mutex,
+ * mutex; `wake` (which resumes the connection) is called, inside the mutex,
  * whenever something new is there to take. The item ring is bounded: a client that does not read
  * loses its request (ERR_BUSY), it never stalls the loop. */
 #ifndef COVEY_AGENT_CALL_H
