@@ -47,7 +47,8 @@ PACK(Q5_0)
 PACK(Q5_1)
 PACK(Q8_0)
 PACK(Q4_K)
-PACK(Q5_K) PACK(Q6_K) PACK(Q2_K) PACK(Q3_K) PACK(IQ4_NL) PACK(MXFP4)
+PACK(Q5_K)
+PACK(Q6_K) PACK(Q2_K) PACK(Q3_K) PACK(IQ4_NL) PACK(MXFP4)
 
     /* The -c * sum(q) with which a sum over columns from 4j on begins. */
     AVX2_INLINE __m256i
@@ -204,7 +205,7 @@ TILE(I8)
 TILE(S6)
 TILE(S2M)
 
-    void avx2_panels(struct kernel_ops *ops)
+void avx2_panels(struct kernel_ops *ops)
 {
     ops->pack[TENSOR_Q4_0] = pack_Q4_0;
     ops->pack[TENSOR_Q4_1] = pack_Q4_1;

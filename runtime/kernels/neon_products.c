@@ -334,9 +334,9 @@ TILE(S6)
 TILE(S2M)
 
 #ifdef __ARM_FEATURE_DOTPROD
-    void neon_products_dotprod(struct kernel_ops *ops)
+void neon_products_dotprod(struct kernel_ops *ops)
 #else
-    void neon_products(struct kernel_ops *ops)
+void neon_products(struct kernel_ops *ops)
 #endif
 {
 #define SET_TYPE(T)                                                                                \
@@ -349,7 +349,7 @@ TILE(S2M)
     SET_TYPE(Q5_1)
     SET_TYPE(Q8_0)
     SET_TYPE(IQ4_NL)
-    SET_TYPE(MXFP4) SET_TYPE(Q2_K) SET_TYPE(Q3_K) SET_TYPE(Q4_K) SET_TYPE(Q5_K) SET_TYPE(Q6_K)
-        SET_TILE(U4C) SET_TILE(U4M) SET_TILE(U5C) SET_TILE(U5M) SET_TILE(I8) SET_TILE(S6)
-            SET_TILE(S2M)
+    SET_TYPE(MXFP4)
+    SET_TYPE(Q2_K) SET_TYPE(Q3_K) SET_TYPE(Q4_K) SET_TYPE(Q5_K) SET_TYPE(Q6_K) SET_TILE(U4C)
+        SET_TILE(U4M) SET_TILE(U5C) SET_TILE(U5M) SET_TILE(I8) SET_TILE(S6) SET_TILE(S2M)
 }
