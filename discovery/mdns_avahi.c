@@ -24,10 +24,11 @@
     X(avahi_entry_group_new)                                                                       \
     X(avahi_entry_group_reset)                                                                     \
     X(avahi_entry_group_update_service_txt_strlst)                                                 \
+    X(avahi_record_browser_free)                                                                   \
+    X(avahi_record_browser_new)                                                                    \
     X(avahi_service_browser_free)                                                                  \
     X(avahi_service_browser_new)                                                                   \
-    X(avahi_service_resolver_free)                                                                 \
-    X(avahi_service_resolver_new)
+    X(avahi_service_resolver_free) X(avahi_service_resolver_new)
 
 struct client_api {
     CLIENT_FUNCTIONS(MDNS_LIBRARY_MEMBER)
@@ -60,9 +61,9 @@ static void on_resolve(AvahiServiceResolver *r, AvahiIfIndex interface, AvahiPro
 {
     struct mdns_resolver *k = userdata;
     (void)r, (void)interface, (void)protocol, (void)name, (void)type, (void)domain, (void)host;
-    (void)flags;
+    (void)flags, (void)txt;
     if (event == AVAHI_RESOLVER_FOUND && a)
-        mdns_resolver_found(k, a, port, txt);
+        mdns_resolver_found(k, a, port);
 }
 
 static void *avahi_resolve(void *backend, struct mdns_seen *seen, uint8_t family)
@@ -74,7 +75,8 @@ static void *avahi_resolve(void *backend, struct mdns_seen *seen, uint8_t family
     *k = (struct mdns_resolver){.backend = b, .child = b->child, .seen = seen, .family = family};
     k->handle = b->api.avahi_service_resolver_new(
         b->client, (AvahiIfIndex)seen->interface, mdns_avahi_protocol(seen->protocol),
-        seen->instance, MDNS_SERVICE_TYPE, NULL, mdns_avahi_protocol(family), 0, on_resolve, k);
+        seen->instance, MDNS_SERVICE_TYPE, NULL, mdns_avahi_protocol(family), AVAHI_LOOKUP_NO_TXT,
+        on_resolve, k);
     if (!k->handle) {
         free(k);
         return NULL;
@@ -87,6 +89,44 @@ static void avahi_resolve_stop(void *resolver)
     struct mdns_resolver *k = resolver;
     const struct avahi *b = k->backend;
     (void)b->api.avahi_service_resolver_free(k->handle);
+    free(k);
+}
+
+static void on_txt(AvahiRecordBrowser *r, AvahiIfIndex interface, AvahiProtocol protocol,
+                   AvahiBrowserEvent event, const char *name, uint16_t class, uint16_t type,
+                   const void *data, size_t n, AvahiLookupResultFlags flags, void *userdata)
+{
+    struct mdns_resolver *k = userdata;
+    (void)r, (void)interface, (void)protocol, (void)name, (void)class, (void)flags;
+    if (event == AVAHI_BROWSER_NEW && type == AVAHI_DNS_TYPE_TXT)
+        mdns_child_txt(k->child, k->seen, data, n);
+}
+
+static void *avahi_follow_txt(void *backend, struct mdns_seen *seen)
+{
+    struct avahi *b = backend;
+    char name[MDNS_SERVICE_NAME_MAX];
+    struct mdns_resolver *k = calloc(1, sizeof *k);
+    if (!k || !mdns_service_name(seen->instance, name)) {
+        free(k);
+        return NULL;
+    }
+    *k = (struct mdns_resolver){.backend = b, .child = b->child, .seen = seen};
+    k->handle = b->api.avahi_record_browser_new(
+        b->client, (AvahiIfIndex)seen->interface, mdns_avahi_protocol(seen->protocol), name,
+        AVAHI_DNS_CLASS_IN, AVAHI_DNS_TYPE_TXT, 0, on_txt, k);
+    if (!k->handle) {
+        free(k);
+        return NULL;
+    }
+    return k;
+}
+
+static void avahi_follow_txt_stop(void *follower)
+{
+    struct mdns_resolver *k = follower;
+    const struct avahi *b = k->backend;
+    (void)b->api.avahi_record_browser_free(k->handle);
     free(k);
 }
 
@@ -250,4 +290,6 @@ const struct mdns_backend mdns_avahi_backend = {.kind = MDNS_BACKEND_AVAHI_DAEMO
                                                 .interfaces_changed = avahi_interfaces_changed,
                                                 .browse = avahi_browse,
                                                 .resolve = avahi_resolve,
-                                                .resolve_stop = avahi_resolve_stop};
+                                                .resolve_stop = avahi_resolve_stop,
+                                                .follow_txt = avahi_follow_txt,
+                                                .follow_txt_stop = avahi_follow_txt_stop};

@@ -11,6 +11,7 @@
 
 extern const struct mdns_backend mdns_avahi_backend, mdns_core_backend;
 
+/* Also of a follower of a TXT record (without a family). */
 struct mdns_resolver {
     void *backend;
     struct mdns_child *child;
@@ -19,8 +20,10 @@ struct mdns_resolver {
     void *handle; /* Avahi's */
 };
 
-void mdns_resolver_found(struct mdns_resolver *r, const AvahiAddress *a, uint16_t port,
-                         AvahiStringList *txt);
+void mdns_resolver_found(struct mdns_resolver *r, const AvahiAddress *a, uint16_t port);
+/* "instance._covey._tcp.local", escaped; false when it is too long. */
+enum { MDNS_SERVICE_NAME_MAX = 1024 };
+bool mdns_service_name(const char *instance, char ret[MDNS_SERVICE_NAME_MAX]);
 AvahiProtocol mdns_avahi_protocol(uint8_t family);
 /* NULL: no memory. */
 AvahiStringList *mdns_avahi_txt(const struct mdns_txt *txt);

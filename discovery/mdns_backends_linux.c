@@ -1,5 +1,7 @@
 #include "discovery/mdns_backends.h"
 
+#include <avahi-common/domain.h>
+
 const struct mdns_backend *const *mdns_backends(void)
 {
     static const struct mdns_backend *const list[] = {&mdns_avahi_backend, &mdns_core_backend,
@@ -20,16 +22,18 @@ AvahiStringList *mdns_avahi_txt(const struct mdns_txt *txt)
     return avahi_string_list_parse(bytes, n, &list) == 0 ? list : NULL;
 }
 
-void mdns_resolver_found(struct mdns_resolver *r, const AvahiAddress *a, uint16_t port,
-                         AvahiStringList *txt)
+void mdns_resolver_found(struct mdns_resolver *r, const AvahiAddress *a, uint16_t port)
 {
-    uint8_t bytes[MDNS_TXT_READ_MAX];
     uint8_t ip[16] = {0};
-    size_t n = avahi_string_list_serialize(txt, NULL, 0);
-    if (a->proto != mdns_avahi_protocol(r->family) || n > sizeof bytes)
+    if (a->proto != mdns_avahi_protocol(r->family))
         return;
-    n = avahi_string_list_serialize(txt, bytes, sizeof bytes);
     for (int i = 0; i < (r->family == 4 ? 4 : 16); i++)
         ip[i] = a->data.data[i];
-    mdns_child_resolved(r->child, r->seen, r->family, ip, port, bytes, n);
+    mdns_child_resolved(r->child, r->seen, r->family, ip, port);
+}
+
+bool mdns_service_name(const char *instance, char ret[MDNS_SERVICE_NAME_MAX])
+{
+    return avahi_service_name_join(ret, MDNS_SERVICE_NAME_MAX, instance, MDNS_SERVICE_TYPE,
+                                   "local") == 0;
 }

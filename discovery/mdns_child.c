@@ -69,6 +69,9 @@ static void stop_resolvers(struct mdns_child *c, struct mdns_seen *s)
             c->ops->resolve_stop(s->family[f].resolver);
         s->family[f].resolver = NULL;
     }
+    if (s->follower)
+        c->ops->follow_txt_stop(s->follower);
+    s->follower = NULL;
 }
 
 static bool put_seen(struct mdns_child *c, struct mdns_seen *s)
@@ -79,12 +82,12 @@ static bool put_seen(struct mdns_child *c, struct mdns_seen *s)
         return !s->told || put(c, &m);
     m.type = MDNS_SIGHTING;
     for (int f = 0; f < 2; f++) {
-        if (!s->family[f].dirty)
+        if (!s->family[f].dirty || !s->has_txt)
             continue;
         m.family = f == 0 ? 4 : 6;
         memcpy(m.ip, s->family[f].ip, sizeof m.ip);
         m.service.port = s->family[f].port;
-        m.service.txt = s->family[f].txt;
+        m.service.txt = s->txt;
         if (!put(c, &m))
             return false;
         s->family[f].dirty = false;
@@ -202,6 +205,7 @@ void mdns_child_seen(struct mdns_child *c, uint32_t interface, uint8_t protocol,
         at = &(*at)->next;
     *at = s;
     c->n_seen++;
+    s->follower = c->ops->follow_txt(c->backend, s);
     s->family[0].resolver = c->ops->resolve(c->backend, s, 4);
     s->family[1].resolver = c->ops->resolve(c->backend, s, 6);
 }
@@ -221,22 +225,32 @@ void mdns_child_lost(struct mdns_child *c, uint32_t interface, uint8_t protocol,
 }
 
 void mdns_child_resolved(struct mdns_child *c, struct mdns_seen *seen, uint8_t family,
-                         const uint8_t *ip, uint16_t port, const uint8_t *txt, size_t n_txt)
+                         const uint8_t *ip, uint16_t port)
 {
     int f = family == 4 ? 0 : 1;
-    struct mdns_txt t;
     uint8_t padded[16] = {0};
-    if (port == 0 || mdns_txt_parse(txt, n_txt, &t) != ERR_OK || t.version != MDNS_VERSION)
+    if (port == 0)
         return;
     memcpy(padded, ip, family == 4 ? 4 : 16);
     if (seen->family[f].valid && seen->family[f].port == port &&
-        memcmp(seen->family[f].ip, padded, sizeof padded) == 0 &&
-        mdns_txt_eq(&seen->family[f].txt, &t))
+        memcmp(seen->family[f].ip, padded, sizeof padded) == 0)
         return;
     seen->family[f].valid = seen->family[f].dirty = true;
     seen->family[f].port = port;
-    seen->family[f].txt = t;
     memcpy(seen->family[f].ip, padded, sizeof padded);
+    flush(c);
+}
+
+void mdns_child_txt(struct mdns_child *c, struct mdns_seen *seen, const uint8_t *txt, size_t n)
+{
+    struct mdns_txt t;
+    if (mdns_txt_parse(txt, n, &t) != ERR_OK || t.version != MDNS_VERSION ||
+        (seen->has_txt && mdns_txt_eq(&seen->txt, &t)))
+        return;
+    seen->has_txt = true;
+    seen->txt = t;
+    for (int f = 0; f < 2; f++)
+        seen->family[f].dirty = seen->family[f].valid;
     flush(c);
 }
 

@@ -31,9 +31,15 @@ struct mdns_backend {
     void (*interfaces_changed)(void *backend);
     /* Browses anew, so that everything that is there is reported again. */
     void (*browse)(void *backend);
-    /* Follows the addresses of one family of something seen, until stopped. NULL: cannot. */
+    /* Follows the port and the address of one family of something seen, until stopped. NULL:
+     * cannot.
+     */
     void *(*resolve)(void *backend, struct mdns_seen *seen, uint8_t family);
     void (*resolve_stop)(void *resolver);
+    /* The same for its TXT record. (Avahi's resolver would report a change only when the old record
+     * has left the cache, which takes seconds.) */
+    void *(*follow_txt)(void *backend, struct mdns_seen *seen);
+    void (*follow_txt_stop)(void *follower);
 };
 
 /* In order of preference, ended by NULL. */
@@ -46,12 +52,14 @@ struct mdns_seen {
     uint8_t protocol; /* 4 or 6 */
     uint64_t since_us;
     bool lost, told; /* the agent knows it */
+    void *follower;  /* of its TXT record */
+    bool has_txt;
+    struct mdns_txt txt;
     struct {
         void *resolver;
         bool valid, dirty;
         uint8_t ip[16];
         uint16_t port;
-        struct mdns_txt txt;
     } family[2]; /* IPv4, IPv6 */
 };
 
@@ -61,7 +69,8 @@ void mdns_child_seen(struct mdns_child *c, uint32_t interface, uint8_t protocol,
 void mdns_child_lost(struct mdns_child *c, uint32_t interface, uint8_t protocol,
                      const char *instance);
 void mdns_child_resolved(struct mdns_child *c, struct mdns_seen *seen, uint8_t family,
-                         const uint8_t *ip, uint16_t port, const uint8_t *txt, size_t n_txt);
+                         const uint8_t *ip, uint16_t port);
+void mdns_child_txt(struct mdns_child *c, struct mdns_seen *seen, const uint8_t *txt, size_t n);
 /* All that was seen is to be seen anew: the backend starts over by itself. */
 void mdns_child_forget(struct mdns_child *c);
 /* Somebody else has this instance or host name. */

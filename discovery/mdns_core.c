@@ -35,22 +35,17 @@ enum {
 };
 
 #define CORE_FUNCTIONS(X)                                                                          \
+    X(avahi_key_new)                                                                               \
+    X(avahi_key_unref)                                                                             \
     X(avahi_record_new_full)                                                                       \
     X(avahi_record_unref)                                                                          \
     X(avahi_s_entry_group_commit)                                                                  \
-    X(avahi_s_entry_group_free)                                                                    \
-    X(avahi_s_entry_group_new)                                                                     \
-    X(avahi_s_service_browser_free)                                                                \
-    X(avahi_s_service_browser_new)                                                                 \
-    X(avahi_s_service_resolver_free)                                                               \
-    X(avahi_s_service_resolver_new)                                                                \
-    X(avahi_server_add)                                                                            \
-    X(avahi_server_add_address)                                                                    \
-    X(avahi_server_config_free)                                                                    \
-    X(avahi_server_config_init)                                                                    \
-    X(avahi_server_free)                                                                           \
-    X(avahi_server_new)                                                                            \
-    X(avahi_set_log_function)
+    X(avahi_s_entry_group_free) X(avahi_s_entry_group_new) X(avahi_s_record_browser_free)          \
+        X(avahi_s_record_browser_new) X(avahi_s_service_browser_free)                              \
+            X(avahi_s_service_browser_new) X(avahi_s_service_resolver_free)                        \
+                X(avahi_s_service_resolver_new) X(avahi_server_add) X(avahi_server_add_address)    \
+                    X(avahi_server_config_free) X(avahi_server_config_init) X(avahi_server_free)   \
+                        X(avahi_server_new) X(avahi_set_log_function)
 
 struct core_api {
     CORE_FUNCTIONS(MDNS_LIBRARY_MEMBER)
@@ -98,9 +93,9 @@ static void on_resolve(AvahiSServiceResolver *r, AvahiIfIndex interface, AvahiPr
 {
     struct mdns_resolver *k = userdata;
     (void)r, (void)interface, (void)protocol, (void)name, (void)type, (void)domain, (void)host;
-    (void)flags;
+    (void)flags, (void)txt;
     if (event == AVAHI_RESOLVER_FOUND && a)
-        mdns_resolver_found(k, a, port, txt);
+        mdns_resolver_found(k, a, port);
     /* A failure is no end: a resolver that is kept reports what comes later. */
 }
 
@@ -113,7 +108,8 @@ static void *core_resolve(void *backend, struct mdns_seen *seen, uint8_t family)
     *k = (struct mdns_resolver){.backend = b, .child = b->child, .seen = seen, .family = family};
     k->handle = b->api.avahi_s_service_resolver_new(
         b->server, (AvahiIfIndex)seen->interface, mdns_avahi_protocol(seen->protocol),
-        seen->instance, MDNS_SERVICE_TYPE, NULL, mdns_avahi_protocol(family), 0, on_resolve, k);
+        seen->instance, MDNS_SERVICE_TYPE, NULL, mdns_avahi_protocol(family), AVAHI_LOOKUP_NO_TXT,
+        on_resolve, k);
     if (!k->handle) {
         free(k);
         return NULL;
@@ -126,6 +122,54 @@ static void core_resolve_stop(void *resolver)
     struct mdns_resolver *k = resolver;
     const struct core *b = k->backend;
     b->api.avahi_s_service_resolver_free(k->handle);
+    free(k);
+}
+
+static void on_txt(AvahiSRecordBrowser *r, AvahiIfIndex interface, AvahiProtocol protocol,
+                   AvahiBrowserEvent event, AvahiRecord *record, AvahiLookupResultFlags flags,
+                   void *userdata)
+{
+    struct mdns_resolver *k = userdata;
+    uint8_t bytes[MDNS_TXT_READ_MAX];
+    (void)r, (void)interface, (void)protocol, (void)flags;
+    if (event != AVAHI_BROWSER_NEW || !record || record->key->type != AVAHI_DNS_TYPE_TXT)
+        return;
+    AvahiStringList *txt = record->data.txt.string_list;
+    if (avahi_string_list_serialize(txt, NULL, 0) > sizeof bytes)
+        return;
+    size_t n = avahi_string_list_serialize(txt, bytes, sizeof bytes);
+    mdns_child_txt(k->child, k->seen, bytes, n);
+}
+
+static void *core_follow_txt(void *backend, struct mdns_seen *seen)
+{
+    struct core *b = backend;
+    char name[MDNS_SERVICE_NAME_MAX];
+    struct mdns_resolver *k = calloc(1, sizeof *k);
+    if (!k || !mdns_service_name(seen->instance, name)) {
+        free(k);
+        return NULL;
+    }
+    *k = (struct mdns_resolver){.backend = b, .child = b->child, .seen = seen};
+    AvahiKey *key = b->api.avahi_key_new(name, AVAHI_DNS_CLASS_IN, AVAHI_DNS_TYPE_TXT);
+    if (key) {
+        k->handle = b->api.avahi_s_record_browser_new(b->server, (AvahiIfIndex)seen->interface,
+                                                      mdns_avahi_protocol(seen->protocol), key, 0,
+                                                      on_txt, k);
+        b->api.avahi_key_unref(key);
+    }
+    if (!k->handle) {
+        free(k);
+        return NULL;
+    }
+    return k;
+}
+
+static void core_follow_txt_stop(void *follower)
+{
+    struct mdns_resolver *k = follower;
+    const struct core *b = k->backend;
+    b->api.avahi_s_record_browser_free(k->handle);
     free(k);
 }
 
@@ -471,4 +515,6 @@ const struct mdns_backend mdns_core_backend = {.kind = MDNS_BACKEND_AVAHI_CORE,
                                                .interfaces_changed = core_interfaces_changed,
                                                .browse = core_browse,
                                                .resolve = core_resolve,
-                                               .resolve_stop = core_resolve_stop};
+                                               .resolve_stop = core_resolve_stop,
+                                               .follow_txt = core_follow_txt,
+                                               .follow_txt_stop = core_follow_txt_stop};
