@@ -59,12 +59,17 @@ def batch(lines, host=None):
         raise AssertionError(f"ip -batch {lines}: {done.stderr}")
 
 
+def inside():
+    """Whether enter() has been here already."""
+    here = os.readlink("/proc/self/ns/net")
+    return os.environ.get("NETLAB_OUTSIDE", here) != here
+
+
 def enter():
     """Returns in a network and mount namespace of this script's own."""
-    here = os.readlink("/proc/self/ns/net")
-    if os.environ.get("NETLAB_OUTSIDE", here) == here:
+    if not inside():
         flags = "-nm" if os.getuid() == 0 else "-Urnm"
-        environment = dict(os.environ, NETLAB_OUTSIDE=here)
+        environment = dict(os.environ, NETLAB_OUTSIDE=os.readlink("/proc/self/ns/net"))
         done = subprocess.run(["unshare", flags, "--kill-child", sys.executable, *sys.argv], env=environment)
         sys.exit(done.returncode)
     sh("mount", "--make-rprivate", "/")
@@ -136,17 +141,21 @@ class Host:
         """Avahi's daemon with a system bus of its own."""
         folder = os.path.join(self.net.folder, "bus-" + self.name)
         os.makedirs(folder)
-        self.popen("unshare", "-m", "-u", "sh", os.path.join(HERE, "avahi_host.sh"), self.name,
-                   env=dict(os.environ, DIR=folder), stdout=subprocess.DEVNULL,
-                   stderr=open(os.path.join(folder, "log"), "wb"))
+        with open(os.path.join(folder, "log"), "wb") as log:
+            self.popen("unshare", "-m", "-u", "sh", os.path.join(HERE, "avahi_host.sh"), self.name,
+                       env=dict(os.environ, DIR=folder), stdout=subprocess.DEVNULL, stderr=log)
         self.daemon_env = {"DBUS_SYSTEM_BUS_ADDRESS": f"unix:path={folder}/bus"}
+
+        def log_text():
+            with open(os.path.join(folder, "log"), errors="replace") as f:
+                return f.read()
 
         def runs():
             done = subprocess.run(["ip", "netns", "exec", self.name, "dbus-send", "--system", "--print-reply",
                                    "--dest=org.freedesktop.Avahi", "/", "org.freedesktop.Avahi.Server.GetState"],
                                   env=dict(os.environ, **self.daemon_env), capture_output=True, text=True)
             return "int32 2" in done.stdout  # running
-        wait_for(runs, 20, lambda: f"Avahi's daemon runs: {open(os.path.join(folder, 'log')).read()}")
+        wait_for(runs, 20, lambda: f"Avahi's daemon runs: {log_text()}")
 
     def close(self):
         for p in self.processes:
@@ -182,8 +191,8 @@ class Bridge:
         rules = f"""table bridge lab {{
             chain forward {{
                 type filter hook forward priority 0; policy accept;
-                ether daddr & 01:00:00:00:00:00 == 01:00:00:00:00:00 ether daddr != ff:ff:ff:ff:ff:ff ip daddr 224.0.0.0/4 drop
-                ether daddr & 01:00:00:00:00:00 == 01:00:00:00:00:00 ip6 daddr ff02::fb drop
+                ip daddr 224.0.0.0/4 drop
+                ip6 daddr ff02::fb drop
             }}
         }}
         """
