@@ -14,6 +14,7 @@ enum {
     QUEUE_BYTES_MAX = 4 << 20,
     DIAL_TIMEOUT_MS = 3000,
     FLUSH_CLOSE_MS = 1000,
+    SILENT_MS = 3000, /* of a session: a cut cable breaks it, and another way is dialled */
 };
 #define ACCEPTED_BIT (UINT64_C(1) << 63)
 
@@ -214,6 +215,7 @@ static enum err open_stream(struct conn *k, int fd, const struct session_psk *ps
                                 .n_psks = n_psks,
                                 .random = c->options.random};
     TRY(session_new(&s, &k->session));
+    net_os_give_up_after(fd, SILENT_MS);
     TRY(net_stream_new(c->loop, &o, &k->stream));
     net_stream_deadline(k->stream, SESSION_HANDSHAKE_US / 1000);
     return flush(k) ? ERR_OK : ERR_CLOSED;

@@ -7,6 +7,7 @@
 #include "runtime/pool.h"
 #include "runtime/sampler.h"
 #include "transport/link_tcp.h"
+#include "transport/net.h"
 
 #include <assert.h>
 #include <pthread.h>
@@ -22,7 +23,8 @@ enum {
     PROGRESS_US = 100 * 1000,
     MAILS_PER_TURN = 64,
     FRAMES_PER_TURN = 64,
-    MEASURED_TOKENS_MIN = 16,       /* an answer of fewer tokens says little about speed */
+    MEASURED_TOKENS_MIN = 16, /* an answer of fewer tokens says little about speed */
+    LINK_SILENT_MS = 2000,    /* a link whose other end acknowledges nothing for so long is cut */
     SEND_WAIT_US = 2 * 1000 * 1000, /* a peer that takes nothing for so long is as good as gone */
 };
 
@@ -559,6 +561,7 @@ static void on_link(struct inference *inf, const struct link_mail *m)
     }
     struct link_tcp_options options = {
         .fd = m->fd, .keys = m->result.keys, .frame_bytes_max = m->result.frame_bytes_max};
+    net_os_give_up_after(m->fd, LINK_SILENT_MS);
     enum err e = link_tcp_new(&options, &inf->links[inf->n_links]);
     if (e != ERR_OK) {
         log_warning(&inf->log, "a data link could not be made (%s)", err_name(e));

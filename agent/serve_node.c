@@ -59,6 +59,23 @@ static void refuse_plan(struct agent *a, const struct epoch *epoch, enum err e, 
                .type = NODE_EVENT_PREPARE_FAILED, .epoch = *epoch, .error = e, .text = text});
 }
 
+/* Members that hold bytes of the model. A plan can arrive before the gossip of who holds what: then
+ * every live member is asked. */
+static uint32_t holders_of(struct agent *a, const struct hash256 *model,
+                           struct node_id ret[LOADER_HOLDERS_MAX])
+{
+    enum { VIEWS = 64 };
+    uint32_t n = node_holders(a->node, model, ret, LOADER_HOLDERS_MAX);
+    struct node_view *views = n == 0 ? calloc(VIEWS, sizeof *views) : NULL;
+    uint32_t n_views = views ? node_views(a->node, views, VIEWS) : 0;
+    for (uint32_t i = 0; i < n_views && n < LOADER_HOLDERS_MAX; i++) {
+        if (views[i].member && !views[i].self && node_session_of(a->node, &views[i].id))
+            ret[n++] = views[i].id;
+    }
+    free(views);
+    return n;
+}
+
 static void do_prepare(struct agent *a, struct node_effect *x)
 {
     struct agent_epoch *e = agent_epoch_find(a, &x->epoch);
@@ -69,7 +86,7 @@ static void do_prepare(struct agent *a, struct node_effect *x)
     if (!e || e->plan || !x->plan)
         return; /* known already, or the table is full: the planner's patience ends it */
     struct node_id holders[LOADER_HOLDERS_MAX];
-    uint32_t n = node_holders(a->node, &x->plan->model, holders, LOADER_HOLDERS_MAX);
+    uint32_t n = holders_of(a, &x->plan->model, holders);
     enum err r = loader_prepare(a->loader, x->plan, x->stage, holders, n);
     if (r != ERR_OK) {
         refuse_plan(a, &x->epoch, r, "the loader is busy");

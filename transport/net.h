@@ -72,6 +72,9 @@ bool net_interfaces_eq(const struct net_interfaces *a, const struct net_interfac
 /* Everything that this socket sends leaves through that interface (SO_BINDTODEVICE, IP_BOUND_IF).
  * ERR_NOT_FOUND: no such interface. ERR_IO. */
 enum err net_os_bind_interface(int fd, uint8_t family, uint32_t index);
+/* A connection whose other end does not acknowledge for about so long breaks, whether or not
+ * anything is being sent: the only way to notice a cut cable. Best effort. */
+void net_os_give_up_after(int fd, uint32_t ms);
 uint8_t net_os_interface_kind(const char *name);
 /* A descriptor that is readable when interfaces or addresses change. ERR_IO. */
 enum err net_os_watch_open(int *ret_fd);

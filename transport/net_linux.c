@@ -7,6 +7,8 @@
 #include <net/if.h>
 #include <stdio.h>
 #include <string.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -20,6 +22,17 @@ enum err net_os_bind_interface(int fd, uint8_t family, uint32_t index)
     if (setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, name, (socklen_t)strlen(name) + 1) < 0)
         return errno == ENODEV ? ERR_NOT_FOUND : ERR_IO;
     return ERR_OK;
+}
+
+void net_os_give_up_after(int fd, uint32_t ms)
+{
+    int on = 1, every_s = (int)(ms / 2000 ? ms / 2000 : 1), times = 2;
+    unsigned user_ms = ms;
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &user_ms, sizeof user_ms);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &every_s, sizeof every_s);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, sizeof every_s);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &times, sizeof times);
+    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 }
 
 static int sys_has(const char *name, const char *what)

@@ -7,6 +7,7 @@
 #include <net/if_media.h>
 #include <net/route.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -22,6 +23,17 @@ enum err net_os_bind_interface(int fd, uint8_t family, uint32_t index)
                   ? setsockopt(fd, IPPROTO_IP, IP_BOUND_IF, &value, sizeof value)
                   : setsockopt(fd, IPPROTO_IPV6, IPV6_BOUND_IF, &value, sizeof value);
     return bad ? ERR_IO : ERR_OK;
+}
+
+void net_os_give_up_after(int fd, uint32_t ms)
+{
+    int on = 1, every_s = (int)(ms / 2000 ? ms / 2000 : 1), times = 2;
+    int drop_s = (int)((ms + 999) / 1000);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_RXT_CONNDROPTIME, &drop_s, sizeof drop_s);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPALIVE, &every_s, sizeof every_s);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, sizeof every_s);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &times, sizeof times);
+    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 }
 
 uint8_t net_os_interface_kind(const char *name)

@@ -124,6 +124,7 @@ class Faults(unittest.TestCase):
             cable.replug()
             for x in (a, b):
                 wait_for(lambda x=x: up(x) >= {"eth0", "eth1"}, 30, lambda x=x: f"both again: {x.nodes()}")
+                wait_for(lambda x=x: x.stage_names(), 30, lambda x=x: f"{x.name} has a plan: {x.status()}")
                 self.assertEqual(answer(x), self.expected)
 
 
