@@ -73,5 +73,9 @@ enum err exchange_json(struct exchange *x, json_t **ret, struct err_text *text);
 /* Chooses the handler; false: no such path. */
 bool openai_route(struct exchange *x);
 bool local_route(struct exchange *x);
+/* Reads x->body as a request of /v1/chat/completions or, with `generate`, of /covey/generate, and
+ * forgets it: for tests of what is refused. The error that a client would get, with its sentence.
+ */
+enum err openai_check(struct exchange *x, bool generate, struct err_text *text);
 
 #endif

@@ -594,17 +594,35 @@ static enum exchange_next handle(struct exchange *x)
     return EXCHANGE_STREAM;
 }
 
-static enum exchange_next begin(struct exchange *x, bool generate)
+static struct chat_state *chat_state_new(bool generate)
 {
     struct chat_state *s = calloc(1, sizeof *s);
-    struct err_text text = {""};
     if (!s)
-        return exchange_fail(x, ERR_NO_MEMORY, NULL, "out of memory");
+        return NULL;
     answer_text_init(&s->text);
     s->content = BUF_INIT(ANSWER_BYTES_MAX);
     s->generate = generate;
     s->ids = json_array();
     s->logprob_items = json_array();
+    return s;
+}
+
+enum err openai_check(struct exchange *x, bool generate, struct err_text *text)
+{
+    struct chat_state *s = chat_state_new(generate);
+    if (!s)
+        return ERR_NO_MEMORY;
+    enum err e = read_request(x, s, text);
+    chat_state_free(s);
+    return e;
+}
+
+static enum exchange_next begin(struct exchange *x, bool generate)
+{
+    struct chat_state *s = chat_state_new(generate);
+    struct err_text text = {""};
+    if (!s)
+        return exchange_fail(x, ERR_NO_MEMORY, NULL, "out of memory");
     s->created_s = clock_wall_ms() / 1000;
     x->state = s;
     x->free_state = chat_state_free;
