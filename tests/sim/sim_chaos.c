@@ -55,6 +55,7 @@ static void make_machines(struct sim *w)
         m->address.ip[3] = (uint8_t)(i + 1);
         m->budget_bytes = (w->n == 2 ? 350 : 200) * MIB;
         m->budget_bytes += sim_below(w, sim_chance(w, 4) ? 1500 : 600) * MIB;
+        m->budget_usual_bytes = m->budget_bytes;
         m->speed = 0.5 + rng_unit(&w->rng) * 4;
         m->wants_in = true;
         m->holds[0] = i == 0 || sim_chance(w, 4);
@@ -326,8 +327,9 @@ static void fault_cut(struct sim *w)
 
 void chaos_fault(struct sim *w)
 {
-    static const enum sim_fault kinds[] = {SIM_CUTS,    SIM_CUTS,    SIM_PARTITIONS, SIM_PARTITIONS,
-                                           SIM_CRASHES, SIM_CRASHES, SIM_SLEEP,      SIM_LEAVES};
+    static const enum sim_fault kinds[] = {SIM_CUTS,       SIM_CUTS,    SIM_PARTITIONS,
+                                           SIM_PARTITIONS, SIM_CRASHES, SIM_CRASHES,
+                                           SIM_SLEEP,      SIM_LEAVES,  SIM_MEMORY};
     enum sim_fault kind = kinds[sim_below(w, ARRAY_LEN(kinds))];
     while (!sim_has(w, kind) && !w->healed && (w->o.faults & SIM_ANY_EVENT))
         kind = kinds[sim_below(w, ARRAY_LEN(kinds))];
@@ -347,6 +349,8 @@ void chaos_fault(struct sim *w)
         fault_sleep(w, m);
     else if (kind == SIM_LEAVES && awake)
         fault_leave(w, m);
+    else if (kind == SIM_MEMORY && awake)
+        machine_budget(w, m, m->budget_usual_bytes / 10 * (4 + sim_below(w, 8)));
 }
 
 /* --- healing --- */
@@ -356,7 +360,7 @@ void chaos_heal(struct sim *w)
 {
     bool ready = true;
     w->o.faults &= ~(uint32_t)(SIM_DATAGRAMS | SIM_STALLS | SIM_CUTS | SIM_PARTITIONS |
-                               SIM_CRASHES | SIM_SLEEP | SIM_LEAVES);
+                               SIM_CRASHES | SIM_SLEEP | SIM_LEAVES | SIM_MEMORY);
     for (uint32_t i = 0; i < w->n; i++) {
         struct machine *m = &w->machines[i];
         m->crash_at = 0;
@@ -378,6 +382,8 @@ void chaos_heal(struct sim *w)
         return;
     }
     sim_trace(w, "healed");
+    for (uint32_t i = 0; i < w->n; i++)
+        machine_budget(w, &w->machines[i], w->machines[i].budget_usual_bytes);
     memset(w->blocked, 0, sizeof w->blocked);
     w->healed = true;
     w->heal_us = w->now;

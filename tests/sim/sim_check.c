@@ -52,9 +52,9 @@ void check_memory(struct sim *w, struct machine *m)
         if (l->plan)
             sum += l->plan->stages[l->stage].memory_bytes;
     }
-    if (sum > m->budget_bytes)
+    if (sum > m->budget_most_bytes)
         sim_fail(w, "machine %u holds %llu of %llu MiB", m->number, (unsigned long long)(sum >> 20),
-                 (unsigned long long)(m->budget_bytes >> 20));
+                 (unsigned long long)(m->budget_most_bytes >> 20));
 }
 
 static void check_incarnations(struct sim *w, struct machine *m)
@@ -86,10 +86,10 @@ void check_step(struct sim *w, struct machine *m)
         sim_fail(w, "machine %u forgets term %llu and goes back to %llu", m->number,
                  (unsigned long long)m->term_seen, (unsigned long long)term);
     m->term_seen = term;
-    if (control_reserved_bytes(c) > m->budget_bytes)
+    if (control_reserved_bytes(c) > m->budget_most_bytes)
         sim_fail(w, "machine %u reserves %llu of %llu MiB", m->number,
                  (unsigned long long)(control_reserved_bytes(c) >> 20),
-                 (unsigned long long)(m->budget_bytes >> 20));
+                 (unsigned long long)(m->budget_most_bytes >> 20));
     check_locals(w, m);
     const struct hash256 *cluster = trust_cluster_id(node_trust(m->node));
     if (!hash256_eq(cluster, &m->cluster)) { /* left or joined: what it saw is forgotten */

@@ -157,7 +157,8 @@ struct machine {
     struct identity identity;
     struct rng rng; /* what its random source draws from */
     struct address address;
-    uint64_t budget_bytes;
+    uint64_t budget_bytes, budget_usual_bytes;
+    uint64_t budget_most_bytes; /* since it started: what was reserved then may stay */
     double speed;
 
     bool powered, alive, asleep, slept_news;
@@ -289,6 +290,7 @@ void *sim_alloc(size_t n);
 void machine_start(struct sim *w, struct machine *m);
 void machine_kill(struct sim *w, struct machine *m, bool power, bool polite);
 enum err machine_step(struct sim *w, struct machine *m, const struct node_event *e);
+void machine_budget(struct sim *w, struct machine *m, uint64_t bytes);
 void machine_tick(struct sim *w, struct machine *m);
 void machine_loaded(struct sim *w, struct machine *m, uint32_t index);
 void machine_mail(struct sim *w, struct machine *m);

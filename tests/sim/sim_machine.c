@@ -50,6 +50,25 @@ static struct node *new_node(struct sim *w, struct machine *m)
     return n;
 }
 
+/* What the machine measures of itself; memory comes and goes. */
+void machine_budget(struct sim *w, struct machine *m, uint64_t bytes)
+{
+    m->budget_bytes = bytes;
+    m->budget_most_bytes = MAX_OF(bytes, m->budget_most_bytes);
+    struct node_local local = {.memory_total_bytes = m->budget_bytes,
+                               .memory_available_bytes = m->budget_bytes,
+                               .memory_limit_bytes = m->budget_bytes,
+                               .budget_bytes = m->budget_bytes,
+                               .cores = 4,
+                               .threads = 4,
+                               .stream_bytes_per_s = m->speed * 1e9,
+                               .macs_per_s = m->speed * 1e10,
+                               .on_mains = m->number % 3 != 1,
+                               .wired = m->number % 2 == 0,
+                               .arithmetic_version = ARITHMETIC};
+    (void)machine_step(w, m, &(struct node_event){.type = NODE_EVENT_LOCAL, .local = &local});
+}
+
 void machine_start(struct sim *w, struct machine *m)
 {
     m->boot++;
@@ -70,18 +89,8 @@ void machine_start(struct sim *w, struct machine *m)
     m->alive = m->powered = true;
     stage_start(w, m);
     sim_trace(w, "%u starts, boot %u", m->number, m->boot);
-    struct node_local local = {.memory_total_bytes = m->budget_bytes,
-                               .memory_available_bytes = m->budget_bytes,
-                               .memory_limit_bytes = m->budget_bytes,
-                               .budget_bytes = m->budget_bytes,
-                               .cores = 4,
-                               .threads = 4,
-                               .stream_bytes_per_s = m->speed * 1e9,
-                               .macs_per_s = m->speed * 1e10,
-                               .on_mains = m->number % 3 != 1,
-                               .wired = m->number % 2 == 0,
-                               .arithmetic_version = ARITHMETIC};
-    (void)machine_step(w, m, &(struct node_event){.type = NODE_EVENT_LOCAL, .local = &local});
+    m->budget_most_bytes = 0;
+    machine_budget(w, m, m->budget_usual_bytes);
     for (uint32_t i = 0; i < MODELS && m->alive; i++) {
         if (m->holds[i])
             tell_model(w, m, i);
