@@ -233,6 +233,7 @@ static void adopt(struct node *n, struct peer *p, struct node_session *s)
 {
     p->session = s->id;
     p->dialling = 0;
+    n->links_due_us = n->now_us; /* what was said while there was no session is over */
     p->n_failed = p->n_failed_refused = p->n_dropped = 0;
     struct node_effect *e = node_effect(n, NODE_EFFECT_PEER);
     if (e) {
@@ -343,6 +344,7 @@ void sessions_down(struct node *n, uint64_t session, enum node_down how)
         dial_failed(n, p, how);
     if (p && p->session == session) {
         p->session = 0;
+        n->links_due_us = MIN_OF(n->links_due_us, n->now_us + LINKS_RECORD_US);
         p->dial_due_us = n->now_us + (may_be_coming(n, p) ? DIAL_REPLACED_US : 0);
         /* One that hardly lived was closed by a peer that still holds another, perhaps without
          * knowing that it is dead: give it time to find out. */
