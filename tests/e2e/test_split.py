@@ -173,5 +173,27 @@ class Pairing(unittest.TestCase):
             self.assertEqual(udp, {agent.control_port})
 
 
+@unittest.skipUnless(lab.smollm2(), "COVEY_MODELS does not name a folder with smollm2-135m.gguf")
+class SmolLM2(unittest.TestCase):
+    """A real model, too large for either of two nodes, against the same on one."""
+
+    def test_two_nodes_answer_as_one(self):
+        the_lab = Lab()
+        self.addCleanup(the_lab.close)
+        one = the_lab.agent("one", memory_limit="1000")
+        a, b = (the_lab.agent(n, memory_limit="110") for n in ("n0", "n1"))
+        the_lab.pair(a, b)
+        for agent in (one, a):
+            agent.ok("pull", lab.smollm2(), "--name", "smollm2")
+            agent.ok("load", "smollm2", "--context", "2048", timeout_s=120)
+        self.assertEqual(sorted(a.stage_names("smollm2")), ["n0", "n1"])
+        for way in (["--temperature", "0"], ["--temperature", "0.7", "--top-p", "0.9", "--seed", "5"]):
+            prompt = "Name three animals that live in the sea."
+            got = [x.run(prompt, *way, "--max-tokens", "24", model="smollm2", timeout_s=120) for x in (one, a, b)]
+            for r in got:
+                self.assertEqual((r["text"], r["token_ids"]), (got[0]["text"], got[0]["token_ids"]))
+            self.assertEqual(len(got[0]["token_ids"]), got[0]["completion_tokens"])
+
+
 if __name__ == "__main__":
     unittest.main()
