@@ -197,7 +197,7 @@ void mdns_child_seen(struct mdns_child *c, uint32_t interface, uint8_t protocol,
     struct mdns_seen *s = calloc(1, sizeof *s), **at = &c->seen;
     if (!s)
         return;
-    memcpy(s->instance, instance, n);
+    memcpy(s->instance, instance, n + 1);
     s->interface = interface;
     s->protocol = protocol;
     s->since_us = clock_monotonic_us();

@@ -1,5 +1,5 @@
-"""Another implementation of mDNS, python-zeroconf, sees our service, and we see its. It is fetched with pip into a
-folder of the build."""
+"""Another implementation of mDNS, python-zeroconf, sees our service, and we see its. Where COVEY_PYTHON lacks it, it is
+fetched with pip into a folder of the build."""
 
 import json
 import os
@@ -12,19 +12,20 @@ import net
 from net import Net, wait_for
 
 
+PYTHON = os.environ.get("COVEY_PYTHON", sys.executable)
 FOLDER = os.environ.get("COVEY_ZEROCONF_FOLDER", "/tmp/covey-zeroconf")
 WITH_ZEROCONF = dict(os.environ, PYTHONPATH=FOLDER)
 
 
 def has_zeroconf():
-    done = subprocess.run([sys.executable, "-c", "import zeroconf"], env=WITH_ZEROCONF, capture_output=True)
+    done = subprocess.run([PYTHON, "-c", "import zeroconf"], env=WITH_ZEROCONF, capture_output=True)
     return done.returncode == 0
 
 
 def fetch_zeroconf():
     """Before the network is left."""
     if not has_zeroconf():
-        subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--target", FOLDER,
+        subprocess.run([PYTHON, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--target", FOLDER,
                         "zeroconf==0.154.0"], check=False)
 
 
@@ -39,7 +40,7 @@ class Zeroconf(unittest.TestCase):
 
     def peer(self, host):
         lines = []
-        p = host.popen(sys.executable, os.path.join(net.HERE, "zeroconf_peer.py"), "10.77.0.2", "covey-zeroconf",
+        p = host.popen(PYTHON, os.path.join(net.HERE, "zeroconf_peer.py"), "10.77.0.2", "covey-zeroconf",
                        "7300", env=WITH_ZEROCONF, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         def read():
             for line in p.stdout:
