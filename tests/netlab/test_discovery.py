@@ -118,6 +118,25 @@ class Discovery(unittest.TestCase):
         self.meet(a, b)
         self.same_answers(a, b)
 
+    def test_interfaces_come_and_go(self):
+        bridge = self.net.bridge()
+        a_host = self.net.host("a")  # nothing but loopback
+        a, b = self.net.agent(a_host), self.net.agent(self.net.host("b", bridge))
+        a_host.cables = [a_host.cable(bridge, 9)]
+        wait_found((a, b), 10)
+
+        def interfaces(x):
+            return {p["interface"] for n in x.nodes() if not n["self"] for p in n["paths"]}
+
+        second = self.net.bridge()
+        a_host.cables.append(a_host.cable(second, 9))
+        b.host.cables.append(b.host.cable(second, 8))
+        for x in (a, b):
+            net.wait_for(lambda x=x: interfaces(x) == {"eth0", "eth1"}, 15, lambda x=x: f"both cables: {x.nodes()}")
+        a_host.cables[0].cut()
+        a_host.exec("ip", "link", "del", "eth0")
+        net.wait_for(lambda: interfaces(a) == {"eth1"}, 15, lambda: f"one cable again: {a.nodes()}")
+
     def test_the_child_dies_and_is_replaced(self):
         a, b = self.pair_of_hosts()
         self.meet(a, b)
