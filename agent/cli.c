@@ -51,7 +51,7 @@ static const char usage[] =
     "         ports given as 0 mean any free one; they are printed at the start\n"
     " run:    --temperature T  --top-p P  --max-tokens N  --seed N  --raw (no chat template)  "
     "--ignore-eos\n"
-    " load, plan:  --context N  --precision fast|f32      plan: --explain\n"
+    " load:   --context N  --precision fast|f32      plan: --context N  --explain\n"
     " invite: --ttl SECONDS  --worker (may not admit others)\n"
     " join:   --peer HOST[:PORT]  --leave (leave the present cluster first)\n"
     " pull:   --name NAME\n"

@@ -191,7 +191,7 @@ static void on_trust_effect(struct node *n, const struct trust_effect *x)
         sessions_retag(n);
         break;
     case TRUST_EFFECT_PENDING:
-        node_note(n, "pending", "a member's admission is void: `covey approve` admits it again");
+        node_note(n, "pending", "a member's admission is void: invite it again");
         break;
     case TRUST_EFFECT_EXPELLED:
         node_note(n, "expelled", "this node is no longer a member of its cluster");
