@@ -124,7 +124,7 @@ need_packages "$debian_build $debian_tests" "$brew_build $brew_tests"
 venv=$root/build/venv
 if ! "$venv/bin/python3" -c 'import zeroconf, openai, ziglang' 2>/dev/null; then
     say "Installing Python packages for the tests into build/venv."
-    python3 -m venv "$venv" && "$venv/bin/python3" -m pip install -q zeroconf openai ziglang >"$work/pip.txt" 2>&1 ||
+    { python3 -m venv "$venv" && "$venv/bin/python3" -m pip install -q zeroconf openai ziglang; } >"$work/pip.txt" 2>&1 ||
         tail -n 5 "$work/pip.txt"
 fi
 # Tests find these packages by this name; meson and its tests find this python3 first.

@@ -36,7 +36,7 @@ as_root() {
 debian_missing() {
     for package in "$@"; do
         case $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) in
-        *installed) ;;
+        installed) ;;
         *) printf '%s ' "$package" ;;
         esac
     done
