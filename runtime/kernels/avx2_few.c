@@ -114,7 +114,8 @@ FEW(Q5_1)
 FEW(Q8_0)
 FEW(Q4_K)
 FEW(Q5_K)
-FEW(Q6_K) FEW(Q2_K) FEW(Q3_K) FEW(IQ4_NL) FEW(MXFP4)
+FEW(Q6_K)
+FEW(Q2_K) FEW(Q3_K) FEW(IQ4_NL) FEW(MXFP4)
 
     void avx2_few(struct kernel_ops *ops)
 {

@@ -48,7 +48,8 @@ PACK(Q5_1)
 PACK(Q8_0)
 PACK(Q4_K)
 PACK(Q5_K)
-PACK(Q6_K) PACK(Q2_K) PACK(Q3_K) PACK(IQ4_NL) PACK(MXFP4)
+PACK(Q6_K)
+PACK(Q2_K) PACK(Q3_K) PACK(IQ4_NL) PACK(MXFP4)
 
     /* The -c * sum(q) with which a sum over columns from 4j on begins. */
     AVX2_INLINE __m256i
