@@ -48,6 +48,7 @@ class Zeroconf(unittest.TestCase):
         thread = threading.Thread(target=read, daemon=True)
         thread.start()
         self.addCleanup(p.stdout.close)
+        self.addCleanup(p.kill)  # first: closing waits for the reader
         return p, lines
 
     def seen(self, lines, event, agent=None):
