@@ -6,6 +6,8 @@ zeroconf_peer.py OUR_IPV4 INSTANCE PORT"""
 import json
 import socket
 import sys
+import threading
+import time
 
 from zeroconf import IPVersion, ServiceBrowser, ServiceInfo, ServiceListener, Zeroconf
 
@@ -14,7 +16,12 @@ TYPE = "_covey._tcp.local."
 
 class Listener(ServiceListener):
     def say(self, event, zc, name):
-        info = zc.get_service_info(TYPE, name, 3000) if event != "gone" else None
+        info, end = None, time.monotonic() + 3
+        while event != "gone" and time.monotonic() < end:
+            info = zc.get_service_info(TYPE, name, 3000)
+            if info and len({":" in a for a in info.parsed_addresses()}) == 2:
+                break  # an address of each family
+            threading.Event().wait(0.05)
         line = {"event": event, "name": name}
         if info:
             line.update(port=info.port, server=info.server, addresses=info.parsed_scoped_addresses(),
