@@ -42,11 +42,16 @@ enum {
     X(avahi_s_entry_group_commit)                                                                  \
     X(avahi_s_entry_group_free)                                                                    \
     X(avahi_s_entry_group_new)                                                                     \
-    X(avahi_s_record_browser_free) X(avahi_s_record_browser_new) X(avahi_s_service_browser_free)   \
-        X(avahi_s_service_browser_new) X(avahi_s_service_resolver_free)                            \
-            X(avahi_s_service_resolver_new) X(avahi_server_add) X(avahi_server_add_address)        \
-                X(avahi_server_config_free) X(avahi_server_config_init) X(avahi_server_free)       \
-                    X(avahi_server_new) X(avahi_set_log_function)
+    X(avahi_s_record_browser_free)                                                                 \
+    X(avahi_s_record_browser_new)                                                                  \
+    X(avahi_s_service_browser_free)                                                                \
+    X(avahi_s_service_browser_new)                                                                 \
+    X(avahi_s_service_resolver_free)                                                               \
+    X(avahi_s_service_resolver_new)                                                                \
+    X(avahi_server_add)                                                                            \
+    X(avahi_server_add_address)                                                                    \
+    X(avahi_server_config_free)                                                                    \
+    X(avahi_server_config_init) X(avahi_server_free) X(avahi_server_new) X(avahi_set_log_function)
 
 struct core_api {
     CORE_FUNCTIONS(MDNS_LIBRARY_MEMBER)

@@ -115,9 +115,12 @@ FEW(Q8_0)
 FEW(Q4_K)
 FEW(Q5_K)
 FEW(Q6_K)
-FEW(Q2_K) FEW(Q3_K) FEW(IQ4_NL) FEW(MXFP4)
+FEW(Q2_K)
+FEW(Q3_K)
+FEW(IQ4_NL)
+FEW(MXFP4)
 
-    void avx2_few(struct kernel_ops *ops)
+void avx2_few(struct kernel_ops *ops)
 {
     ops->few[TENSOR_Q4_0] = few_Q4_0;
     ops->few[TENSOR_Q4_1] = few_Q4_1;

@@ -49,11 +49,14 @@ PACK(Q8_0)
 PACK(Q4_K)
 PACK(Q5_K)
 PACK(Q6_K)
-PACK(Q2_K) PACK(Q3_K) PACK(IQ4_NL) PACK(MXFP4)
+PACK(Q2_K)
+PACK(Q3_K)
+PACK(IQ4_NL)
+PACK(MXFP4)
 
-    /* The -c * sum(q) with which a sum over columns from 4j on begins. */
-    AVX2_INLINE __m256i
-    first_sum(const enum panel_kind kind, const uint8_t *pairs, uint32_t layout, const int j)
+/* The -c * sum(q) with which a sum over columns from 4j on begins. */
+AVX2_INLINE __m256i first_sum(const enum panel_kind kind, const uint8_t *pairs, uint32_t layout,
+                              const int j)
 {
     if (kind == PANEL_U4C)
         return _mm256_set1_epi32((int)load_u32(pairs));
