@@ -34,24 +34,30 @@ enum {
     HOST_MAX = MDNS_INSTANCE_MAX + 8,
 };
 
-#define CORE_FUNCTIONS(X)                                                                          \
-    X(avahi_key_new)                                                                               \
-    X(avahi_key_unref)                                                                             \
-    X(avahi_record_new_full)                                                                       \
-    X(avahi_record_unref)                                                                          \
-    X(avahi_s_entry_group_commit)                                                                  \
-    X(avahi_s_entry_group_free)                                                                    \
-    X(avahi_s_entry_group_new)                                                                     \
-    X(avahi_s_record_browser_free)                                                                 \
-    X(avahi_s_record_browser_new)                                                                  \
-    X(avahi_s_service_browser_free)                                                                \
-    X(avahi_s_service_browser_new)                                                                 \
-    X(avahi_s_service_resolver_free)                                                               \
-    X(avahi_s_service_resolver_new)                                                                \
-    X(avahi_server_add)                                                                            \
-    X(avahi_server_add_address)                                                                    \
-    X(avahi_server_config_free)                                                                    \
-    X(avahi_server_config_init) X(avahi_server_free) X(avahi_server_new) X(avahi_set_log_function)
+/* A list of macros, which clang-format takes for one statement. */
+/* clang-format off */
+#define CORE_FUNCTIONS(X) \
+    X(avahi_key_new) \
+    X(avahi_key_unref) \
+    X(avahi_record_new_full) \
+    X(avahi_record_unref) \
+    X(avahi_s_entry_group_commit) \
+    X(avahi_s_entry_group_free) \
+    X(avahi_s_entry_group_new) \
+    X(avahi_s_record_browser_free) \
+    X(avahi_s_record_browser_new) \
+    X(avahi_s_service_browser_free) \
+    X(avahi_s_service_browser_new) \
+    X(avahi_s_service_resolver_free) \
+    X(avahi_s_service_resolver_new) \
+    X(avahi_server_add) \
+    X(avahi_server_add_address) \
+    X(avahi_server_config_free) \
+    X(avahi_server_config_init) \
+    X(avahi_server_free) \
+    X(avahi_server_new) \
+    X(avahi_set_log_function)
+/* clang-format on */
 
 struct core_api {
     CORE_FUNCTIONS(MDNS_LIBRARY_MEMBER)

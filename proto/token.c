@@ -11,7 +11,7 @@ uint16_t token_crc12(const uint8_t *bytes, size_t n)
 {
     uint32_t crc = 0;
     for (size_t i = 0; i < 8 * n; i++) {
-        uint32_t bit = (bytes[i / 8] >> (7 - i % 8)) & 1u;
+        uint32_t bit = ((uint32_t)bytes[i / 8] >> (7 - i % 8)) & 1u;
         uint32_t top = (crc >> 11) & 1u;
         crc = (crc << 1) & 0xfff;
         if (bit ^ top)

@@ -107,6 +107,8 @@ AVX2_INLINE void few_any(const enum tensor_type t, const uint32_t R, const uint8
         else                                                                                       \
             few_any(TENSOR_##T, 4, w, stride, n_blocks, tile, out);                                \
     }
+/* A list of macros, which clang-format takes for one statement. */
+/* clang-format off */
 FEW(Q4_0)
 FEW(Q4_1)
 FEW(Q5_0)
@@ -119,6 +121,7 @@ FEW(Q2_K)
 FEW(Q3_K)
 FEW(IQ4_NL)
 FEW(MXFP4)
+/* clang-format on */
 
 void avx2_few(struct kernel_ops *ops)
 {

@@ -41,6 +41,8 @@ AVX2_INLINE void pack_any(const enum tensor_type t, const uint8_t *w, size_t str
     {                                                                                              \
         pack_any(TENSOR_##T, w, stride, n_blocks, panel);                                          \
     }
+/* A list of macros, which clang-format takes for one statement. */
+/* clang-format off */
 PACK(Q4_0)
 PACK(Q4_1)
 PACK(Q5_0)
@@ -53,6 +55,7 @@ PACK(Q2_K)
 PACK(Q3_K)
 PACK(IQ4_NL)
 PACK(MXFP4)
+/* clang-format on */
 
 /* The -c * sum(q) with which a sum over columns from 4j on begins. */
 AVX2_INLINE __m256i first_sum(const enum panel_kind kind, const uint8_t *pairs, uint32_t layout,

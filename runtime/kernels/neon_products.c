@@ -343,6 +343,8 @@ void neon_products(struct kernel_ops *ops)
     ops->few[TENSOR_##T] = few_##T;                                                                \
     ops->pack[TENSOR_##T] = pack_##T;
 #define SET_TILE(K) ops->tile[PANEL_##K] = tile_##K;
+    /* A list of macros, which clang-format takes for one statement. */
+    /* clang-format off */
     SET_TYPE(Q4_0)
     SET_TYPE(Q4_1)
     SET_TYPE(Q5_0)
@@ -355,5 +357,12 @@ void neon_products(struct kernel_ops *ops)
     SET_TYPE(Q4_K)
     SET_TYPE(Q5_K)
     SET_TYPE(Q6_K)
-    SET_TILE(U4C) SET_TILE(U4M) SET_TILE(U5C) SET_TILE(U5M) SET_TILE(I8) SET_TILE(S6) SET_TILE(S2M)
+    SET_TILE(U4C)
+    SET_TILE(U4M)
+    SET_TILE(U5C)
+    SET_TILE(U5M)
+    SET_TILE(I8)
+    SET_TILE(S6)
+    SET_TILE(S2M)
+    /* clang-format on */
 }
