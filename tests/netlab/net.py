@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "e2e"))
@@ -128,7 +129,13 @@ class Host:
         """The next interface, plugged into a bridge: eth0 first. Its address ends in `number`."""
         eth, port = f"eth{self.n}", f"{self.name}-{self.n}"
         self.n += 1
-        sh("ip", "link", "add", eth, "netns", self.name, "type", "veth", "peer", "name", port)
+        # A namespace is taken apart in the background: the port of a host of the same name may still be there.
+        words = ["ip", "link", "add", eth, "netns", self.name, "type", "veth", "peer", "name", port]
+        deadline = time.monotonic() + 10
+        while (done := subprocess.run(words, capture_output=True, text=True)).returncode != 0:
+            if "File exists" not in done.stderr or time.monotonic() > deadline:
+                raise AssertionError(f"{' '.join(words)}: {done.stderr}")
+            sh("ip", "link", "del", port, check=False)
         # No duplicate detection: addresses are usable at once. The switch has no addresses.
         self.exec("sysctl", "-qw", f"net.ipv6.conf.{eth}.accept_dad=0", f"net.ipv6.conf.{eth}.router_solicitations=0")
         sh("sysctl", "-qw", f"net.ipv6.conf.{port}.disable_ipv6=1")
