@@ -33,7 +33,6 @@ enum {
     AGENT_PEERS_US = 15 * 1000 * 1000, /* names given with --peer are looked up again */
     AGENT_LOAD_US = 120 * 1000 * 1000, /* a model that is asked for must run by then */
     AGENT_NO_FIT_US = 3 * 1000 * 1000, /* so long "does not fit" must last before clients hear it */
-    AGENT_SLEEP_US = 1000 * 1000,      /* PROTOCOL 2.5 */
     AGENT_STOP_US = 12 * 1000 * 1000,  /* a polite stop gives up waiting then */
     AGENT_REMEMBER_US = 2 * 1000 * 1000,
 };
@@ -118,7 +117,7 @@ struct agent {
     struct call *listeners[AGENT_CALLS_MAX]; /* of the event stream */
     uint64_t next_call;
     uint64_t local_due_us, peers_due_us, remember_due_us, stop_until_us, started_us;
-    uint64_t sleep_mono_us, sleep_boot_us;
+    uint64_t slept_us;                /* of clock_slept_us: sleep that the node core has heard of */
     char instance[NODE_INSTANCE_MAX]; /* of the mDNS announcement */
     char http_url[CONFIG_WORD_MAX + 32];
     struct hash256 measured_model;
@@ -131,6 +130,8 @@ void agent_fatal(struct agent *a, const char *format, ...) __attribute__((format
 void agent_schedule(struct agent *a);
 void agent_begin_stop(struct agent *a);
 void agent_refresh_local(struct agent *a);
+/* clock_slept_us has jumped, as this thread or the inference thread saw (PROTOCOL 2.5). */
+void agent_slept(struct agent *a, uint64_t slept_us);
 /* Hands a call to the loop; from any HTTP thread. The reference is taken, also on failure (the call
  * then fails). */
 void agent_post_call(struct agent *a, struct call *take_call);

@@ -37,8 +37,8 @@ enum inference_mail {
     MAIL_NO_ROUTE,
     MAIL_SUBMIT, /* owned: struct call */
     MAIL_CANCEL,
-    MAIL_LINK, /* body: struct link_mail */
-    MAIL_UNLINK,
+    MAIL_LINK,  /* body: struct link_mail */
+    MAIL_SLEPT, /* body: uint64_t, of slept_us */
     MAIL_STOP,
 };
 
@@ -100,6 +100,7 @@ struct inference {
     bool has_computed; /* a computation is done and not yet told to the core */
     struct pipeline_event computed;
     uint64_t progress_due_us;
+    uint64_t slept_us; /* of clock_slept_us: sleep that is known here */
 
     pthread_mutex_t view_mutex;
     struct inference_view view;
@@ -186,10 +187,9 @@ enum err inference_link(struct inference *inf, int fd, const struct hello_result
     return e;
 }
 
-enum err inference_unlink(struct inference *inf, const struct node_id *peer)
+enum err inference_slept(struct inference *inf, uint64_t slept_us)
 {
-    static const struct node_id everybody;
-    return mailbox_send(inf->to_self, MAIL_UNLINK, peer ? peer : &everybody, sizeof *peer);
+    return mailbox_send(inf->to_self, MAIL_SLEPT, &slept_us, sizeof slept_us);
 }
 
 void inference_look(struct inference *inf, struct inference_view *ret)
@@ -587,6 +587,26 @@ static void on_epoch(struct inference *inf, enum pipeline_event_type type, const
     (void)step(inf, &e);
 }
 
+/* The loop's word: the control core knows, so each COMMIT that follows confirms its epoch. */
+static void on_slept(struct inference *inf, const uint64_t *slept_us)
+{
+    inf->slept_us = MAX_OF(inf->slept_us, *slept_us);
+    (void)step(inf, &(struct pipeline_event){.type = PIPELINE_SUSPEND});
+    while (inf->n_links > 0)
+        link_lost(inf, 0);
+}
+
+/* This thread may wake before the loop: nothing is executed until that has heard of it (2.5). */
+static void watch_sleep(struct inference *inf)
+{
+    uint64_t slept_us = clock_slept_us();
+    if (slept_us <= inf->slept_us + CLOCK_SLEEP_US)
+        return;
+    inf->slept_us = slept_us;
+    (void)step(inf, &(struct pipeline_event){.type = PIPELINE_SLEPT});
+    tell_loop(inf, LOOP_SLEPT, &slept_us, sizeof slept_us);
+}
+
 static void on_mail(struct inference *inf, struct mail *m)
 {
     switch (m->type) {
@@ -620,14 +640,9 @@ static void on_mail(struct inference *inf, struct mail *m)
     case MAIL_LINK:
         on_link(inf, m->bytes);
         break;
-    case MAIL_UNLINK: {
-        int i = link_index(inf, m->bytes);
-        if (i >= 0)
-            link_lost(inf, i);
-        while (node_id_is_zero(m->bytes) && inf->n_links > 0)
-            link_lost(inf, 0);
+    case MAIL_SLEPT:
+        on_slept(inf, m->bytes);
         break;
-    }
     case MAIL_STOP:
         inf->stopping = true;
         break;
@@ -718,6 +733,7 @@ static void turn(struct inference *inf)
     bool busy = inf->view.progress.n_sequences + inf->view.progress.n_requests > 0;
     enum err e = link_wait(inf->links, inf->n_links, mailbox_fd(inf->mailbox), wait_us,
                            busy && !inf->has_computed ? SPIN_US : 0, &ready);
+    watch_sleep(inf);
     if (e == ERR_OK && ready.extra)
         read_mail(inf);
     if (inf->has_computed) {
@@ -760,6 +776,7 @@ enum err inference_new(const struct inference_options *options, struct inference
     if (!inf)
         return ERR_NO_MEMORY;
     inf->options = *options;
+    inf->slept_us = clock_slept_us();
     inf->scratch = BUF_INIT(FRAME_OPEN_BYTES_MAX + FRAME_STEP_HEADER_MAX);
     if (options->log)
         inf->log = *options->log;

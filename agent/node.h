@@ -107,7 +107,8 @@ enum node_event_type {
     NODE_EVENT_WANT_LINK,      /* peer */
     NODE_EVENT_USED,           /* model_id: a request was served */
     NODE_EVENT_BUSY,           /* step, layers_done: progress of the data plane */
-    NODE_EVENT_SLEPT,
+    NODE_EVENT_SLEPT,          /* the data plane was told before: until an epoch's COMMIT comes
+                                  (again) it executes nothing of it (2.5) */
     /* what a person asks for; the answer is an effect with the same call number */
     NODE_EVENT_INVITE, /* call, ttl_us, worker */
     NODE_EVENT_JOIN,   /* call, token, leave */
@@ -163,7 +164,6 @@ enum node_effect_type {
     NODE_EFFECT_COMMIT,    /* epoch */
     NODE_EFFECT_ABORT,     /* epoch */
     NODE_EFFECT_DRAIN,     /* epoch */
-    NODE_EFFECT_SUSPEND,   /* epoch: execute nothing of it until COMMIT; not answered */
     NODE_EFFECT_RETIRE,    /* epoch */
     NODE_EFFECT_ROUTE,     /* plan: active for its model */
     NODE_EFFECT_NO_ROUTE,  /* model, error, text: why (NO_FIT with an empty text: no longer so) */

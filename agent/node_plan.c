@@ -205,8 +205,7 @@ static void one_effect(struct node *n, const struct control_effect *x)
     case CONTROL_DRAIN:
         plan_effect(n, NODE_EFFECT_DRAIN, x);
         break;
-    case CONTROL_SUSPEND:
-        plan_effect(n, NODE_EFFECT_SUSPEND, x);
+    case CONTROL_SUSPEND: /* the shell saw to it before NODE_EVENT_SLEPT */
         break;
     case CONTROL_RESUME:
         plan_effect(n, NODE_EFFECT_COMMIT, x);

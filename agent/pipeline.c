@@ -132,9 +132,9 @@ const struct frame *pipeline_frame(const struct pipeline_send *send, struct fram
 
 /* --- epochs and routes --- */
 
-bool run_committed(const struct run *run)
+bool run_executes(const struct run *run)
 {
-    return run->state == RUN_CURRENT || run->state == RUN_PREVIOUS;
+    return (run->state == RUN_CURRENT || run->state == RUN_PREVIOUS) && !run->suspended;
 }
 
 struct run *run_by_alias(struct pipeline *p, uint64_t alias)
@@ -232,6 +232,7 @@ static void want_neighbours(struct pipeline *p, const struct run *run)
 /* One current and one earlier epoch for each model (3.9). */
 static void commit(struct pipeline *p, struct run *run)
 {
+    run->suspended = p->slept;
     if (run->state == RUN_CURRENT) {
         run->draining = run->drained_said = false;
         return;
@@ -269,6 +270,23 @@ static enum err on_epoch(struct pipeline *p, const struct pipeline_event *event)
     else
         retire(p, run);
     return ERR_OK;
+}
+
+/* Rule 2.5: nothing is executed until it is confirmed, and requests go on by rule 3.12. */
+static void suspend_all(struct pipeline *p)
+{
+    for (uint32_t i = 0; i < PIPELINE_EPOCHS_MAX; i++) {
+        struct run *run = &p->runs[i];
+        if (run->state == RUN_FREE || run->suspended)
+            continue;
+        run->suspended = true;
+        if (!run_is_head(run)) {
+            stage_quit(p, run);
+            continue;
+        }
+        head_abandon(p, run, ERR_STALE);
+        head_say_drained(p, run);
+    }
 }
 
 static enum err on_route(struct pipeline *p, const struct plan *plan)
@@ -311,7 +329,7 @@ static void on_link_down(struct pipeline *p, const struct node_id *id)
     peer->wanted_at = 0;
     for (uint32_t i = 0; i < PIPELINE_EPOCHS_MAX; i++) {
         struct run *run = &p->runs[i];
-        if (!run_committed(run))
+        if (!run_executes(run))
             continue;
         head_on_link_down(p, run, id);
         stage_on_link_down(p, run, id);
@@ -410,7 +428,7 @@ static enum err on_frame(struct pipeline *p, const struct node_id *from, const s
     if (!peer_is_up(p, from) || is_self(p, from))
         return ERR_INVALID;
     struct run *known = f->header.epoch ? run_by_alias(p, f->header.epoch) : NULL;
-    struct run *run = known && run_committed(known) ? known : NULL;
+    struct run *run = known && run_executes(known) ? known : NULL;
     switch (f->header.type) {
     case FRAME_STEP:
         if (run)
@@ -445,7 +463,7 @@ static void on_tick(struct pipeline *p)
     entry_timers(p);
     for (uint32_t i = 0; i < PIPELINE_EPOCHS_MAX; i++) {
         struct run *run = &p->runs[i];
-        if (!run_committed(run))
+        if (!run_executes(run))
             continue;
         if (run_is_head(run))
             head_timers(p, run);
@@ -465,6 +483,11 @@ static enum err dispatch(struct pipeline *p, const struct pipeline_event *event)
     case PIPELINE_DRAIN:
     case PIPELINE_RETIRE:
         return on_epoch(p, event);
+    case PIPELINE_SUSPEND:
+    case PIPELINE_SLEPT:
+        p->slept = event->type == PIPELINE_SLEPT;
+        suspend_all(p);
+        return ERR_OK;
     case PIPELINE_ROUTE:
         return on_route(p, event->route);
     case PIPELINE_NO_ROUTE:
@@ -498,7 +521,7 @@ static void pump(struct pipeline *p)
         uint32_t at = (first + i) % PIPELINE_EPOCHS_MAX;
         struct run *run = &p->runs[at];
         bool was_busy = p->busy.on;
-        if (!run_committed(run))
+        if (!run_executes(run))
             continue;
         if (run_is_head(run))
             head_pump(p, run);
@@ -539,7 +562,7 @@ uint64_t pipeline_next_due(const struct pipeline *p)
     uint64_t due = entry_due(p);
     for (uint32_t i = 0; i < PIPELINE_EPOCHS_MAX; i++) {
         const struct run *run = &p->runs[i];
-        if (!run_committed(run))
+        if (!run_executes(run))
             continue;
         if (run_is_head(run))
             due = MIN_OF(due, head_due(p, run));

@@ -57,6 +57,12 @@ enum pipeline_event_type {
     PIPELINE_COMMIT,  /* these three: ERR_NOT_FOUND */
     PIPELINE_DRAIN,
     PIPELINE_RETIRE,
+    /* After sleep (2.5). SUSPEND is the control core's word: nothing is executed of any epoch until
+     * COMMIT confirms it (again); sequences go back to their entries and what is being computed is
+     * dropped. SLEPT is the same for a shell that saw it first, from its own clocks: a COMMIT that
+     * comes between it and SUSPEND was given before the sleep and confirms nothing. */
+    PIPELINE_SUSPEND,
+    PIPELINE_SLEPT,
     /* The active plan of a model, on nodes with or without a part in it; replaces the last one. */
     PIPELINE_ROUTE,    /* ERR_BUSY: too many models */
     PIPELINE_NO_ROUTE, /* there is no plan now; new requests end with `reason` if it is final */

@@ -239,7 +239,7 @@ static void open_at_head(struct pipeline *p, struct request *r)
     }
     if (is_self(p, &r->head)) {
         struct run *run = run_by_alias(p, r->alias);
-        if (run && run_committed(run) && run_is_head(run))
+        if (run && run_executes(run) && run_is_head(run))
             head_on_open(p, run, &p->self, &open);
         else
             entry_on_stale(p, &p->self, r->alias);
@@ -265,6 +265,11 @@ static void try_open(struct pipeline *p, struct request *r)
         return;
     }
     const struct plan *plan = &route->plan;
+    const struct run *own = run_by_alias(p, route->alias);
+    if (own && own->suspended && run_is_head(own)) {
+        r->patience_us = PIPELINE_NO_PLAN_US;
+        return; /* until it is confirmed */
+    }
     const struct node_id *head = choose_way(p, r, plan);
     if (!head)
         return;
@@ -437,6 +442,9 @@ static const char *no_progress_text(struct pipeline *p, const struct request *r)
     if (!route || !route->present)
         return route && route->text.text[0] ? route->text.text
                                             : "no plan ran this model for 30 seconds";
+    const struct run *own = run_by_alias(p, route->alias);
+    if (own && own->suspended)
+        return "this machine slept, and nobody confirmed the plan again within 30 seconds";
     if (!peer_is_up(p, &route->plan.stages[0].node))
         return "the machine that runs the first layers could not be reached for 30 seconds";
     return "the machines that share this model made no progress for 30 seconds";

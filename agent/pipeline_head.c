@@ -560,16 +560,20 @@ static bool build_step(struct pipeline *p, struct run *run)
     return true;
 }
 
+void head_say_drained(struct pipeline *p, struct run *run)
+{
+    if (!run->draining || run->drained_said || head_sequences(p, run) > 0)
+        return;
+    run->drained_said = true;
+    struct pipeline_effect *effect = effect_new(p, PIPELINE_DO_DRAINED);
+    effect->release.instance = run->instance;
+    effect->release.epoch = run->plan.epoch;
+}
+
 void head_pump(struct pipeline *p, struct run *run)
 {
-    uint32_t n = head_sequences(p, run);
-    if (n == 0 && run->draining && !run->drained_said) {
-        run->drained_said = true;
-        struct pipeline_effect *effect = effect_new(p, PIPELINE_DO_DRAINED);
-        effect->release.instance = run->instance;
-        effect->release.epoch = run->plan.epoch;
-    }
-    if (n > 0 && run->stream == STREAM_NONE)
+    head_say_drained(p, run);
+    if (head_sequences(p, run) > 0 && run->stream == STREAM_NONE)
         start_stream(p, run);
     while (run->stream == STREAM_OPEN && !p->busy.on) {
         if (effects_room(p) < EFFECTS_ROOM) {

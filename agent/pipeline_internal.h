@@ -160,6 +160,7 @@ struct window_step {
 struct run {
     enum run_state state;
     bool draining, drained_said;
+    bool suspended; /* we slept since it was confirmed (2.5) */
     struct plan plan;
     uint64_t alias;
     uint32_t my_stage, instance, n_slots, row_bytes;
@@ -236,6 +237,7 @@ struct pipeline {
     struct relay relays[RELAYS_MAX];
     uint64_t next_order;
     uint32_t run_turn;
+    bool slept; /* and the control core has not said so yet */
 
     /* the computation under way */
     struct {
@@ -269,7 +271,7 @@ bool is_self(const struct pipeline *p, const struct node_id *id);
 void send_error(struct pipeline *p, const struct node_id *to, uint64_t epoch, uint64_t step,
                 const struct request_id *request, uint32_t attempt, enum err e);
 struct run *run_by_alias(struct pipeline *p, uint64_t alias);
-bool run_committed(const struct run *run);
+bool run_executes(const struct run *run); /* committed, and confirmed since we last slept */
 static inline const struct node_id *run_head(const struct run *run)
 {
     return &run->plan.stages[0].node;
@@ -306,6 +308,8 @@ void ring_collect(struct run *run);
 /* At the end of a call: rows that are still to be computed are copied. */
 enum err ring_keep_rows(struct run *run);
 void stage_break(struct pipeline *p, struct run *run, enum err e);
+/* Ends the stream without telling the head. */
+void stage_quit(struct pipeline *p, struct run *run);
 enum err stage_on_step(struct pipeline *p, struct run *run, const struct node_id *from,
                        const struct frame *f);
 void stage_on_open(struct pipeline *p, struct run *run, const struct frame *f);
@@ -340,6 +344,8 @@ void head_on_link_down(struct pipeline *p, struct run *run, const struct node_id
 void head_break(struct pipeline *p, struct run *run, enum err e);
 /* Ends all sequences of a run, queued ones too. */
 void head_abandon(struct pipeline *p, struct run *run, enum err e);
+/* Says so, once, when a draining epoch has no sequences left. */
+void head_say_drained(struct pipeline *p, struct run *run);
 void head_pump(struct pipeline *p, struct run *run);
 void head_timers(struct pipeline *p, struct run *run);
 uint64_t head_due(const struct pipeline *p, const struct run *run);

@@ -29,6 +29,13 @@ static bool is_start(const struct frame *f)
     return f->step.n_controls == 0 && f->header.n_segments == 0;
 }
 
+void stage_quit(struct pipeline *p, struct run *run)
+{
+    run->broken = true;
+    run->error_at = p->now;
+    ring_flush(run);
+}
+
 void stage_break(struct pipeline *p, struct run *run, enum err e)
 {
     if (run_is_head(run)) {
@@ -37,9 +44,7 @@ void stage_break(struct pipeline *p, struct run *run, enum err e)
     }
     if (run->broken)
         return;
-    run->broken = true;
-    run->error_at = p->now;
-    ring_flush(run);
+    stage_quit(p, run);
     send_error(p, run_head(run), run->alias, run->stream_step, &no_request, 0, e);
 }
 

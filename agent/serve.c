@@ -163,17 +163,22 @@ void agent_post_dropped(struct agent *a, const struct request_id *request)
 
 /* ---- timers ---- */
 
+/* The data plane hears first: what the control core commits from now on is confirmed. */
+void agent_slept(struct agent *a, uint64_t slept_us)
+{
+    if (slept_us <= a->slept_us + CLOCK_SLEEP_US / 2)
+        return; /* known: the inference thread saw the same sleep */
+    a->slept_us = slept_us;
+    agent_event_out(a, "slept", "this machine was asleep");
+    (void)inference_slept(a->inference, slept_us);
+    (void)agent_step(a, &(struct node_event){.type = NODE_EVENT_SLEPT});
+}
+
 static void check_sleep(struct agent *a)
 {
-    uint64_t mono = clock_monotonic_us(), boot = clock_boottime_us();
-    uint64_t slept_us = (boot - a->sleep_boot_us) - (mono - a->sleep_mono_us);
-    bool slept = boot - a->sleep_boot_us > mono - a->sleep_mono_us && slept_us > AGENT_SLEEP_US;
-    a->sleep_mono_us = mono;
-    a->sleep_boot_us = boot;
-    if (slept) {
-        agent_event_out(a, "slept", "this machine was asleep");
-        (void)agent_step(a, &(struct node_event){.type = NODE_EVENT_SLEPT});
-    }
+    uint64_t slept_us = clock_slept_us();
+    if (slept_us > a->slept_us + CLOCK_SLEEP_US)
+        agent_slept(a, slept_us);
 }
 
 static void remembered_path(const struct agent *a, char ret[CONFIG_PATH_MAX + 16])
@@ -611,8 +616,8 @@ enum err serve(const struct config *config, struct err_text *text)
         return ERR_NO_MEMORY;
     a->config = *config;
     a->log = (struct log){.fd = STDERR_FILENO, .level = config->log_level};
-    a->started_us = a->sleep_mono_us = clock_monotonic_us();
-    a->sleep_boot_us = clock_boottime_us();
+    a->started_us = clock_monotonic_us();
+    a->slept_us = clock_slept_us();
     (void)pthread_mutex_init(&a->from_http_mutex, NULL);
     (void)uv_loop_init(&a->loop);
     enum err e = start(a, text);

@@ -129,6 +129,12 @@ static void on_mail(struct agent *a, struct mail *m)
         (void)agent_step(a, &e);
         break;
     }
+    case LOOP_SLEPT: {
+        uint64_t slept_us;
+        memcpy(&slept_us, m->bytes, sizeof slept_us);
+        agent_slept(a, slept_us);
+        break;
+    }
     case LOOP_PROGRESS: {
         const struct mail_progress *p = m->bytes;
         e.type = NODE_EVENT_BUSY;

@@ -332,10 +332,6 @@ static void carry_out(struct agent *a, struct node_effect *x)
     case NODE_EFFECT_DRAIN:
         (void)inference_drain(a->inference, &x->epoch);
         break;
-    case NODE_EFFECT_SUSPEND:
-        (void)inference_unlink(a->inference,
-                               NULL); /* no frame comes in until links are made again */
-        break;
     case NODE_EFFECT_ROUTE:
         if (x->plan)
             do_route(a, x->plan);

@@ -241,7 +241,9 @@ static void slept(struct control *c)
         control_planner_stop(c);
     }
     control_elect_forget(c);
-    c->next_claim_us = c->now_us + CONTROL_START_US;
+    /* Alone in its cluster it is its own planner, and confirms at once. */
+    bool alone = c->view.topology.n_nodes <= 1;
+    c->next_claim_us = alone ? c->now_us : c->now_us + CONTROL_START_US;
     control_member_slept(c);
     control_note(c, "slept: waiting for the active plans to be confirmed");
 }

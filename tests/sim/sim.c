@@ -281,6 +281,9 @@ static void handle(struct sim *w, struct event *e)
     case EV_CANCEL:
         chaos_cancel(w, e->x);
         break;
+    case EV_NAP:
+        chaos_nap(w, e->x);
+        break;
     case EV_FAULT:
         chaos_fault(w);
         break;

@@ -25,13 +25,14 @@ enum sim_fault {
     SIM_LOADS = 1024,  /* stages that cannot be loaded */
     SIM_WANTS = 2048,  /* a second model comes and goes */
     SIM_MEMORY = 4096, /* other programs take memory and give it back */
+    SIM_NAPS = 8192,   /* sleep in the middle of an answer */
     SIM_ANY_EVENT = SIM_CUTS | SIM_PARTITIONS | SIM_CRASHES | SIM_SLEEP | SIM_LEAVES | SIM_MEMORY,
-    SIM_ALL = 8191,
+    SIM_ALL = 16383,
 };
 
 struct sim_options {
     uint64_t seed;
-    uint32_t n_machines; /* 2 to 12; 0: by the seed */
+    uint32_t n_machines; /* 1 to 12; 0: by the seed, 2 to 12 */
     uint32_t faults;     /* of enum sim_fault */
     uint32_t chaos_ms;   /* how long they come; 0: by the seed */
     bool trace;          /* what happens, to stderr */

@@ -53,7 +53,7 @@ static void make_machines(struct sim *w)
         m->address = (struct address){.family = 4, .port = CONTROL_PORT};
         m->address.ip[0] = 10;
         m->address.ip[3] = (uint8_t)(i + 1);
-        m->budget_bytes = (w->n == 2 ? 350 : 200) * MIB;
+        m->budget_bytes = (w->n == 1 ? 1200 : w->n == 2 ? 350 : 200) * MIB;
         m->budget_bytes += sim_below(w, sim_chance(w, 4) ? 1500 : 600) * MIB;
         m->budget_usual_bytes = m->budget_bytes;
         m->speed = 0.5 + rng_unit(&w->rng) * 4;
@@ -93,6 +93,8 @@ static void make_request(struct sim *w, uint64_t at, bool must_succeed, uint32_t
     if (!must_succeed && sim_chance(w, 5))
         q->deadline_after_us = (uint64_t)(20 + sim_below(w, 8000)) * MS;
     sim_post(w, at, EV_SUBMIT, NOBODY)->x = number;
+    if (sim_has(w, SIM_NAPS) && sim_chance(w, 3))
+        sim_post(w, at + sim_below(w, 30 * MS), EV_NAP, NOBODY)->x = number;
     if (!must_succeed && sim_chance(w, 5))
         sim_post(w, at + (uint64_t)sim_below(w, 3000) * MS, EV_CANCEL, NOBODY)->x = number;
 }
@@ -114,8 +116,11 @@ void chaos_begin(struct sim *w)
     struct event *e = sim_post(w, 600 * MS + sim_below(w, 2 * SECOND), EV_WANT, NOBODY);
     e->x = 0;
     e->y = 1;
+    /* A machine that is alone has no excuse: its model runs by then, and it must not lose an
+     * answer for having slept. */
     for (uint32_t i = 0; i < 5 + sim_below(w, 8); i++)
-        make_request(w, 1 * SECOND + rng_below(&w->rng, w->chaos_end_us), false, 0);
+        make_request(w, (n == 1 ? 4U : 1U) * SECOND + rng_below(&w->rng, w->chaos_end_us), n == 1,
+                     0);
     uint32_t n_faults = w->o.faults ? 1 + sim_below(w, 12) : 0;
     for (uint32_t i = 0; i < n_faults; i++)
         sim_post(w, QUIET_US + rng_below(&w->rng, chaos_us), EV_FAULT, NOBODY);
@@ -212,6 +217,10 @@ void chaos_submit(struct sim *w, uint32_t number)
     struct machine *m = &w->machines[q->entry];
     if (!m->alive || m->asleep || m->stopping) {
         m = someone(w);
+        if (!m && q->must_succeed) { /* nobody asks a machine that sleeps */
+            sim_post(w, w->now + 500 * MS, EV_SUBMIT, NOBODY)->x = number;
+            return;
+        }
         if (!m) {
             q->state = REQUEST_DONE;
             w->r->n_lost++;
@@ -304,6 +313,18 @@ static void fault_sleep(struct sim *w, struct machine *m)
     sim_post(w, m->wake_at_us, EV_WAKE, NOBODY)->x = m->number;
 }
 
+/* Somebody shuts the lid while the answer is being written. */
+void chaos_nap(struct sim *w, uint32_t request)
+{
+    const struct request *q = &w->requests[request];
+    struct machine *m = &w->machines[q->entry];
+    if (q->state != REQUEST_RUNNING || !sim_has(w, SIM_NAPS) || !m->alive || m->asleep ||
+        m->stopping)
+        return;
+    w->r->n_faults++;
+    fault_sleep(w, m);
+}
+
 static void fault_leave(struct sim *w, struct machine *m)
 {
     if (m->number != 0 && sim_chance(w, 3)) {
@@ -360,7 +381,7 @@ void chaos_heal(struct sim *w)
 {
     bool ready = true;
     w->o.faults &= ~(uint32_t)(SIM_DATAGRAMS | SIM_STALLS | SIM_CUTS | SIM_PARTITIONS |
-                               SIM_CRASHES | SIM_SLEEP | SIM_LEAVES | SIM_MEMORY);
+                               SIM_CRASHES | SIM_SLEEP | SIM_LEAVES | SIM_MEMORY | SIM_NAPS);
     for (uint32_t i = 0; i < w->n; i++) {
         struct machine *m = &w->machines[i];
         m->crash_at = 0;

@@ -3,9 +3,10 @@
  * At every step: reservations within the limit, by the core's word and by what is really loaded
  * (3.9); one current and one draining epoch of a model (3.9); epochs are unique (3.2); terms and
  * incarnations never go back (3.1, 2.1); what is computed belongs to an epoch committed in this
- * boot, in order of steps, from the rows of the stage before in the same epoch (3.9); a client gets
- * each position once, and the oracle's token there (3.12). After healing: all see the same, what is
- * wanted runs where it fits, every request has ended. */
+ * boot and confirmed since the machine last woke (2.5), in order of steps, from the rows of the
+ * stage before in the same epoch (3.9); a client gets each position once, and the oracle's token
+ * there (3.12). After healing: all see the same, what is wanted runs where it fits, every request
+ * has ended. */
 #include "tests/sim/sim_internal.h"
 
 #include "base/util.h"
@@ -33,6 +34,8 @@ static void check_locals(struct sim *w, struct machine *m)
             n_executing[k] +=
                 l.state == EPOCH_CURRENT || l.state == EPOCH_DRAINING || l.state == EPOCH_COMMITTED;
         }
+        if (w->n == 1 && l.suspended && m->n_sleeps == m->n_sleeps_told)
+            sim_fail(w, "machine %u is alone, and does not confirm its own plan", m->number);
         if (l.plan->stages[l.stage].boot_id != m->boot_id && l.state != EPOCH_FAILED)
             sim_fail(w, "machine %u takes part in a plan for another boot of it", m->number);
     }
@@ -163,6 +166,9 @@ void check_compute(struct sim *w, struct machine *m, const struct pipeline_compu
     }
     if (!in->committed || c->epoch != epoch_alias(&in->plan.epoch))
         sim_fail(w, "machine %u computes for an epoch that is not committed here", m->number);
+    if (in->sleep != m->n_sleeps)
+        sim_fail(w, "machine %u computes for an epoch that nobody confirmed since it woke",
+                 m->number);
     if (c->step <= in->last_step)
         sim_fail(w, "machine %u: step %llu after %llu", m->number, (unsigned long long)c->step,
                  (unsigned long long)in->last_step);
@@ -178,6 +184,19 @@ void check_compute(struct sim *w, struct machine *m, const struct pipeline_compu
                  (unsigned long long)c->step);
 }
 
+/* 2.5: between waking and confirmation no step goes on, and no result of before the sleep. */
+void check_send(struct sim *w, struct machine *m, const struct pipeline_send *s)
+{
+    if (m->stale_result && s->type == FRAME_TOKEN)
+        sim_fail(w, "machine %u sends a token that it began before it slept", m->number);
+    for (uint32_t i = 0; i < INSTANCES && s->type == FRAME_STEP; i++) {
+        const struct instance *in = &m->instances[i];
+        if (in->used && epoch_alias(&in->plan.epoch) == s->epoch && in->sleep != m->n_sleeps)
+            sim_fail(w, "machine %u sends a step of an epoch that nobody confirmed since it woke",
+                     m->number);
+    }
+}
+
 /* --- clients --- */
 
 void check_token(struct sim *w, struct machine *m, const struct pipeline_effect *e)
@@ -185,6 +204,8 @@ void check_token(struct sim *w, struct machine *m, const struct pipeline_effect 
     for (uint32_t i = 0; i < w->n_requests; i++) {
         struct request *q = &w->requests[i];
         uint32_t position = e->token.position;
+        if (m->stale_result)
+            sim_fail(w, "request %u gets a token that was begun before the sleep", i);
         if (!request_id_eq(&q->id, &e->token.request))
             continue;
         if (q->state != REQUEST_RUNNING || q->entry != m->number)

@@ -57,6 +57,7 @@ enum kind {
     EV_WANT,      /* x: model, y: 1 want, 0 no longer */
     EV_SUBMIT,    /* x: request */
     EV_CANCEL,    /* x: request */
+    EV_NAP,       /* x: request, whose entry falls asleep */
     EV_FAULT,
     EV_UNBLOCK, /* x, y: machines; y == MACHINES: a whole side */
     EV_HEAL,
@@ -110,8 +111,9 @@ enum mail_type {
     MAIL_SUBMIT,
     MAIL_CANCEL,
     MAIL_LINK,
-    MAIL_UNLINK,
+    MAIL_SLEPT,
     /* to the loop */
+    MAIL_WOKEN,
     MAIL_WANT_LINK,
     MAIL_LINK_STATE,
     MAIL_RELEASED,
@@ -129,6 +131,7 @@ struct mail {
     struct node_id peer;
     enum err error;
     uint32_t number; /* request, conn, instance */
+    uint32_t sleep;  /* that the loop knew of when it was sent */
     uint64_t step;
     bool up;
     char text[ERR_TEXT_MAX];
@@ -146,6 +149,7 @@ struct loading {
 
 struct instance {
     bool used, committed;
+    uint32_t sleep; /* after which it was confirmed */
     struct plan plan;
     uint32_t stage;
     uint64_t last_step;
@@ -161,7 +165,8 @@ struct machine {
     uint64_t budget_most_bytes; /* since it started: what was reserved then may stay */
     double speed;
 
-    bool powered, alive, asleep, slept_news;
+    bool powered, alive, asleep;
+    uint32_t n_sleeps, n_sleeps_told; /* in this boot, of more than a second; known to the loop */
     bool kill_pending, kill_polite, kill_power; /* at the end of the present step */
     int crash_at;                               /* 1: before the next persist, 2: right after */
     bool stopping;
@@ -191,6 +196,8 @@ struct machine {
     uint64_t pipe_tick_at_us;
     bool busy;
     uint64_t busy_until_us;
+    uint32_t busy_sleep; /* the last one before the computation began */
+    bool stale_result;   /* we slept during it, and the core is being told its result */
     struct pipeline_event computed;
     struct pipeline_sampled sampled[STAGE_SEGMENTS_MAX];
     _Alignas(16) uint8_t rows_out[STAGE_ROWS_MAX * HASH_STAGE_ROW_BYTES];
@@ -303,6 +310,7 @@ void stage_mail(struct sim *w, struct machine *m, const struct mail *mail, bool 
 void stage_inbox(struct sim *w, struct machine *m);
 void stage_tick(struct sim *w, struct machine *m);
 void stage_computed(struct sim *w, struct machine *m);
+void stage_woken(struct sim *w, struct machine *m);
 void stage_frame(struct sim *w, struct machine *m, uint32_t conn, const uint8_t *bytes, size_t n);
 void stage_link_lost(struct sim *w, struct machine *m, uint32_t peer, bool close_it);
 uint64_t sim_hash(const void *bytes, size_t n);
@@ -331,6 +339,7 @@ void net_free(struct sim *w);
 /* sim_chaos.c */
 void chaos_begin(struct sim *w);
 void chaos_fault(struct sim *w);
+void chaos_nap(struct sim *w, uint32_t request);
 void chaos_heal(struct sim *w);
 void chaos_unblock(struct sim *w, uint32_t x, uint32_t y);
 void chaos_person(struct sim *w);
@@ -347,6 +356,7 @@ void check_dial(struct sim *w, struct machine *m, uint32_t to);
 void check_plan(struct sim *w, struct machine *m, const struct plan *p);
 void check_memory(struct sim *w, struct machine *m);
 void check_compute(struct sim *w, struct machine *m, const struct pipeline_compute *c);
+void check_send(struct sim *w, struct machine *m, const struct pipeline_send *s);
 void check_output(struct sim *w, const struct instance *in, const struct pipeline_compute *c,
                   const uint8_t *rows);
 void check_token(struct sim *w, struct machine *m, const struct pipeline_effect *e);

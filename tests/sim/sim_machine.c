@@ -78,6 +78,8 @@ void machine_start(struct sim *w, struct machine *m)
     m->kill_pending = m->stopping = m->asleep = m->busy = false;
     m->crash_at = 0;
     m->n_spins = 0;
+    m->n_sleeps = m->n_sleeps_told = 0;
+    m->stale_result = false;
     m->tick_at_us = m->pipe_tick_at_us = 0;
     m->own_incarnation = 0;
     m->next_accepted = 0;
@@ -300,9 +302,6 @@ static void carry_out(struct sim *w, struct machine *m, struct node_effect *x)
     case NODE_EFFECT_DRAIN:
         plan_mail(w, m, MAIL_DRAIN, x);
         break;
-    case NODE_EFFECT_SUSPEND:
-        plan_mail(w, m, MAIL_UNLINK, x);
-        break;
     case NODE_EFFECT_ROUTE:
         if (x->plan)
             plan_mail(w, m, MAIL_ROUTE, x);
@@ -427,6 +426,15 @@ void machine_tick(struct sim *w, struct machine *m)
         return;
 }
 
+static void tell_slept(struct sim *w, struct machine *m)
+{
+    if (m->n_sleeps_told == m->n_sleeps)
+        return;
+    m->n_sleeps_told = m->n_sleeps;
+    stage_mail(w, m, &(struct mail){.type = MAIL_SLEPT}, false);
+    (void)machine_step(w, m, &(struct node_event){.type = NODE_EVENT_SLEPT});
+}
+
 void machine_wake(struct sim *w, struct machine *m)
 {
     if (!m->alive || !m->asleep || w->now < m->wake_at_us)
@@ -434,8 +442,12 @@ void machine_wake(struct sim *w, struct machine *m)
     m->asleep = false;
     m->slept_us += w->now - m->sleep_began_us;
     sim_trace(w, "%u wakes", m->number);
-    if (w->now - m->sleep_began_us > SECOND)
-        (void)machine_step(w, m, &(struct node_event){.type = NODE_EVENT_SLEPT});
+    if (w->now - m->sleep_began_us <= SECOND)
+        return;
+    m->n_sleeps++;
+    stage_woken(w, m);
+    if (sim_chance(w, 2)) /* the loop sees it by itself, else it hears of it */
+        tell_slept(w, m);
 }
 
 /* --- mail from the data plane, as in agent/serve_mail.c --- */
@@ -444,6 +456,9 @@ static void on_mail(struct sim *w, struct machine *m, const struct mail *mail)
 {
     struct node_event e = {.type = NODE_EVENT_TICK, .peer = mail->peer, .up = mail->up};
     switch (mail->type) {
+    case MAIL_WOKEN:
+        tell_slept(w, m);
+        return;
     case MAIL_WANT_LINK:
         e.type = NODE_EVENT_WANT_LINK;
         break;

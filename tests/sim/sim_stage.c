@@ -62,6 +62,7 @@ void stage_mail(struct sim *w, struct machine *m, const struct mail *mail, bool 
     struct mail *copy = sim_alloc(sizeof *copy);
     *copy = *mail;
     copy->next = NULL;
+    copy->sleep = m->n_sleeps_told;
     copy->due_us = MAX_OF(w->now + 5 + sim_below(w, 100), box->last_us);
     if (sim_has(w, SIM_SLOW) && sim_chance(w, 50))
         copy->due_us += sim_below(w, 50 * MS);
@@ -163,6 +164,7 @@ static void compute(struct sim *w, struct machine *m, const struct pipeline_comp
     m->computed.computed.sampled = m->sampled;
     m->computed.computed.compute_us = (uint32_t)us;
     m->busy = true;
+    m->busy_sleep = m->n_sleeps;
     m->busy_until_us = w->now + us;
     w->r->n_computed++;
     sim_post(w, m->busy_until_us, EV_COMPUTED, m->number);
@@ -172,6 +174,7 @@ static void carry_out(struct sim *w, struct machine *m, const struct pipeline_ef
 {
     switch (x->type) {
     case PIPELINE_DO_SEND:
+        check_send(w, m, &x->send);
         send_frame(w, m, &x->send);
         break;
     case PIPELINE_DO_WANT_LINK:
@@ -308,12 +311,15 @@ static void install(struct sim *w, struct machine *m, const struct plan *plan)
 }
 
 static void on_epoch(struct sim *w, struct machine *m, enum pipeline_event_type type,
-                     const struct epoch *epoch)
+                     const struct mail *mail)
 {
+    const struct epoch *epoch = &mail->epoch;
     for (uint32_t i = 0; i < INSTANCES; i++) {
         struct instance *in = &m->instances[i];
-        if (in->used && epoch_eq(&in->plan.epoch, epoch) && type == PIPELINE_COMMIT)
+        if (in->used && epoch_eq(&in->plan.epoch, epoch) && type == PIPELINE_COMMIT) {
             in->committed = true;
+            in->sleep = mail->sleep;
+        }
     }
     struct pipeline_event e = {.type = type};
     e.epoch = *epoch;
@@ -348,13 +354,13 @@ static void on_mail(struct sim *w, struct machine *m, const struct mail *mail)
         install(w, m, mail->plan);
         break;
     case MAIL_COMMIT:
-        on_epoch(w, m, PIPELINE_COMMIT, &mail->epoch);
+        on_epoch(w, m, PIPELINE_COMMIT, mail);
         break;
     case MAIL_DRAIN:
-        on_epoch(w, m, PIPELINE_DRAIN, &mail->epoch);
+        on_epoch(w, m, PIPELINE_DRAIN, mail);
         break;
     case MAIL_RETIRE:
-        on_epoch(w, m, PIPELINE_RETIRE, &mail->epoch);
+        on_epoch(w, m, PIPELINE_RETIRE, mail);
         break;
     case MAIL_ROUTE:
         step(w, m, &(struct pipeline_event){.type = PIPELINE_ROUTE, .route = mail->plan});
@@ -376,7 +382,8 @@ static void on_mail(struct sim *w, struct machine *m, const struct mail *mail)
     case MAIL_LINK:
         link_up(w, m, mail->number);
         break;
-    case MAIL_UNLINK:
+    case MAIL_SLEPT:
+        step(w, m, &(struct pipeline_event){.type = PIPELINE_SUSPEND});
         for (uint32_t i = 0; i < w->n; i++)
             stage_link_lost(w, m, i, true);
         break;
@@ -409,12 +416,32 @@ void stage_tick(struct sim *w, struct machine *m)
     step(w, m, &(struct pipeline_event){.type = PIPELINE_TICK});
 }
 
+/* Its thread sees at once that the clocks have jumped, and tells the loop. */
+static void say_slept(struct sim *w, struct machine *m)
+{
+    bool was_busy = m->busy;
+    m->busy = true; /* a core that asks for something now is wrong */
+    step(w, m, &(struct pipeline_event){.type = PIPELINE_SLEPT});
+    m->busy = was_busy;
+    stage_mail(w, m, &(struct mail){.type = MAIL_WOKEN}, true);
+}
+
+/* A computation that was cut in two by the sleep ends first. */
+void stage_woken(struct sim *w, struct machine *m)
+{
+    if (!m->busy)
+        say_slept(w, m);
+}
+
 /* Mail first, then what was computed; frames come after. */
 void stage_computed(struct sim *w, struct machine *m)
 {
     struct pipeline_progress p;
     m->busy = false;
     struct pipeline_event done = m->computed;
+    bool stale = m->busy_sleep != m->n_sleeps;
+    if (stale)
+        say_slept(w, m);
     while (m->inbox.first && m->inbox.first->due_us <= w->now) {
         struct mail *mail = m->inbox.first;
         m->inbox.first = mail->next;
@@ -426,7 +453,9 @@ void stage_computed(struct sim *w, struct machine *m)
         free(mail->plan);
         free(mail);
     }
+    m->stale_result = stale;
     step(w, m, &done);
+    m->stale_result = false;
     pipeline_progress(m->pipeline, &p);
     if (p.n_requests + p.n_sequences > 0 && w->now >= m->progress_due_us) {
         stage_mail(w, m, &(struct mail){.type = MAIL_PROGRESS, .step = p.steps_done}, true);

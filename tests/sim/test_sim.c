@@ -28,6 +28,7 @@ static const struct world_kind KINDS[] = {
     {"partitions", SIM_PARTITIONS | SIM_ONE_WAY | SIM_DATAGRAMS, 0, 200},
     {"crashes", SIM_CRASHES | SIM_CLOCKS | SIM_LOADS, 0, 200},
     {"sleep", SIM_SLEEP | SIM_LEAVES | SIM_SLOW, 0, 150},
+    {"alone", SIM_SLEEP | SIM_NAPS, 1, 60},
     {"memory", SIM_MEMORY | SIM_WANTS | SIM_LOADS, 0, 100},
     {"all", SIM_ALL, 0, 300},
 };

@@ -250,6 +250,28 @@ static void test_after_sleep_nothing_runs_until_confirmed(void **state)
     assert_true(epoch_eq(&did(l, CONTROL_RESUME)->plan.epoch, &a.epoch));
 }
 
+static void test_alone_the_plan_is_confirmed_at_once(void **state)
+{
+    struct lab *l = *state;
+    become_planner(l, 1);
+    node(l, ME)->budget_bytes = 1 << 30;
+    show(l);
+    know_model(l);
+    assert_int_equal(want(l, 0, 0), ERR_OK);
+    const struct plan p = did(l, CONTROL_PREPARE)->plan;
+    assert_int_equal(p.n_stages, 1);
+    (void)feed(l, &(struct control_event){.kind = CONTROL_PREPARED, .epoch = p.epoch.hash});
+    (void)feed(l, &(struct control_event){.kind = CONTROL_COMMITTED, .epoch = p.epoch.hash});
+    run(l, SECOND);
+    assert_int_equal(local_state(l, &p), EPOCH_CURRENT);
+    uint64_t term = control_term_seen(l->c);
+    (void)feed(l, &(struct control_event){.kind = CONTROL_SLEPT});
+    assert_true(epoch_eq(&did(l, CONTROL_SUSPEND)->plan.epoch, &p.epoch));
+    assert_true(epoch_eq(&did(l, CONTROL_RESUME)->plan.epoch, &p.epoch));
+    assert_true(control_term_seen(l->c) > term);
+    assert_int_equal(local_state(l, &p), EPOCH_CURRENT);
+}
+
 /* ---- 3.6 to 3.8: the planner ---- */
 
 static struct plan start_two_stage_plan(struct lab *l)
@@ -674,6 +696,7 @@ int main(void)
         CASE(test_a_third_epoch_of_an_instance_makes_the_first_go),
         CASE(test_an_aborted_commit_leaves_the_old_epoch),
         CASE(test_after_sleep_nothing_runs_until_confirmed),
+        CASE(test_alone_the_plan_is_confirmed_at_once),
         CASE(test_commit_only_when_all_are_prepared_active_only_when_all_committed),
         CASE(test_a_commit_that_is_not_complete_in_two_seconds_is_aborted),
         CASE(test_a_refusal_moves_the_plan_to_others),

@@ -506,6 +506,87 @@ static void test_retired_epoch_is_released_after_its_computation(void **state)
     tear_down(&r);
 }
 
+/* 2.5, alone: the step under way is dropped, nothing follows it, and after the confirmation the
+ * answer goes on where it was. */
+static void test_after_sleep_an_answer_waits_for_confirmation(void **state)
+{
+    (void)state;
+    struct rig r;
+    set_up(&r);
+    struct plan plan = plan_of(&r, 1, 1);
+    install(&r, &plan, 1, 2);
+    route(&r, 0, &plan);
+    submit(&r, 0, 1, prompt_of, 10, 5);
+    assert_true(compute(&r, 0));
+    assert_int_equal(count_tokens(&r, 0), 1);
+    give(&r, 0, &(struct pipeline_event){.type = PIPELINE_SLEPT}, ERR_OK);
+    tell(&r, 0, PIPELINE_COMMIT, &plan); /* given before the sleep */
+    assert_true(compute(&r, 0));
+    assert_false(compute(&r, 0));
+    assert_int_equal(count_tokens(&r, 0), 1);
+    give(&r, 0, &(struct pipeline_event){.type = PIPELINE_SUSPEND}, ERR_OK);
+    pass_time(&r, 0, r.now + UINT64_C(20) * 1000 * 1000);
+    assert_false(compute(&r, 0));
+    tell(&r, 0, PIPELINE_COMMIT, &plan);
+    const struct pipeline_effect *again = find(&r, 0, PIPELINE_DO_COMPUTE);
+    assert_non_null(again);
+    assert_int_equal(again->compute.n_rows, 1); /* the KV is there still */
+    settle(&r, 1);
+    assert_int_equal(count_tokens(&r, 0), 5);
+    assert_int_equal(find(&r, 0, PIPELINE_DO_END)->end.err, ERR_OK);
+    assert_int_equal(find(&r, 0, PIPELINE_DO_END)->end.timings.n_attempts, 2);
+    tear_down(&r);
+}
+
+static void test_without_confirmation_a_request_ends_after_thirty_seconds(void **state)
+{
+    (void)state;
+    struct rig r;
+    set_up(&r);
+    struct plan plan = plan_of(&r, 1, 1);
+    install(&r, &plan, 1, 2);
+    route(&r, 0, &plan);
+    give(&r, 0, &(struct pipeline_event){.type = PIPELINE_SUSPEND}, ERR_OK);
+    submit(&r, 0, 1, prompt_of, 10, 5);
+    uint64_t end_us = r.now + PIPELINE_NO_PLAN_US;
+    pass_time(&r, 0, end_us - 1);
+    assert_null(find(&r, 0, PIPELINE_DO_END));
+    pass_time(&r, 0, end_us);
+    assert_int_equal(find(&r, 0, PIPELINE_DO_END)->end.err, ERR_TIMEOUT);
+    assert_true(find(&r, 0, PIPELINE_DO_END)->end.text[0] != 0);
+    tear_down(&r);
+}
+
+/* A middle stage drops what waits for it, and calls frames of an unconfirmed epoch stale. */
+static void test_after_sleep_a_stage_takes_no_step(void **state)
+{
+    (void)state;
+    struct rig r;
+    set_up(&r);
+    struct plan plan = plan_of(&r, 2, 1);
+    install(&r, &plan, 1, 2);
+    link_pair(&r, PIPELINE_LINK_UP, 0, 1);
+    route(&r, 0, &plan);
+    submit(&r, 0, 1, prompt_of, 10, 5);
+    deliver(&r, 0, 1);
+    deliver(&r, 1, 0);
+    assert_true(compute(&r, 0));
+    give(&r, 1, &(struct pipeline_event){.type = PIPELINE_SUSPEND}, ERR_OK);
+    forget(&r, 1);
+    deliver(&r, 0, 1);
+    assert_null(find(&r, 1, PIPELINE_DO_COMPUTE));
+    assert_non_null(find_send(&r, 1, FRAME_STALE));
+    tell(&r, 1, PIPELINE_COMMIT, &plan);
+    for (uint32_t i = 0; i < 50 && !find(&r, 0, PIPELINE_DO_END); i++) {
+        settle(&r, 2);
+        pass_time(&r, 0, r.now + 100 * 1000);
+    }
+    assert_non_null(find(&r, 0, PIPELINE_DO_END));
+    assert_int_equal(find(&r, 0, PIPELINE_DO_END)->end.err, ERR_OK);
+    assert_int_equal(count_tokens(&r, 0), 5);
+    tear_down(&r);
+}
+
 static void test_limits_are_errors(void **state)
 {
     (void)state;
@@ -805,6 +886,9 @@ int main(void)
         cmocka_unit_test(test_one_current_and_one_earlier_epoch),
         cmocka_unit_test(test_draining_epoch_finishes_and_says_so),
         cmocka_unit_test(test_retired_epoch_is_released_after_its_computation),
+        cmocka_unit_test(test_after_sleep_an_answer_waits_for_confirmation),
+        cmocka_unit_test(test_without_confirmation_a_request_ends_after_thirty_seconds),
+        cmocka_unit_test(test_after_sleep_a_stage_takes_no_step),
         cmocka_unit_test(test_limits_are_errors),
         cmocka_unit_test(test_full_head_is_busy),
         cmocka_unit_test(test_no_plan_ends_after_thirty_seconds),
