@@ -128,7 +128,7 @@ static enum err grow(struct call *c)
     struct call_item *items = malloc(cap * sizeof *items);
     if (!items)
         return ERR_NO_MEMORY;
-    for (uint32_t i = 0; i < c->n; i++)
+    for (uint32_t i = 0; c->cap && i < c->n; i++)
         items[i] = c->items[(c->first + i) % c->cap];
     free(c->items);
     c->items = items;

@@ -185,7 +185,7 @@ static bool parse(struct cli *c, int argc, char **argv)
         size_t n = equals ? (size_t)(equals - word - 2) : strlen(word + 2);
         const struct option_row *row = NULL;
         for (size_t k = 0; k < ARRAY_LEN(rows); k++) {
-            if (strlen(rows[k].name) == n && strncmp(rows[k].name, word + 2, n) == 0)
+            if (strlen(rows[k].name) == n && memcmp(rows[k].name, word + 2, n) == 0)
                 row = &rows[k];
         }
         if (!row)

@@ -5,6 +5,7 @@
 #include "agent/sysinfo.h"
 #include "base/file.h"
 #include "base/util.h"
+#include "transport/net.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -511,7 +512,7 @@ static enum err listen_tcp(struct http_server *s, int *ret_fd, struct err_text *
     if (e == ERR_OK) {
         fd = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
         if (fd < 0)
-            e = ERR_IO;
+            e = err_set(text, ERR_IO, "--http %s: %s", s->host, strerror(errno));
     }
     if (e == ERR_OK) {
         (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
@@ -529,10 +530,10 @@ static enum err listen_tcp(struct http_server *s, int *ret_fd, struct err_text *
     }
     struct sockaddr_storage bound;
     socklen_t n = sizeof bound;
-    if (getsockname(fd, (struct sockaddr *)&bound, &n) == 0)
-        s->port =
-            ntohs(bound.ss_family == AF_INET ? ((struct sockaddr_in *)(void *)&bound)->sin_port
-                                             : ((struct sockaddr_in6 *)(void *)&bound)->sin6_port);
+    struct net_address address;
+    if (getsockname(fd, (struct sockaddr *)&bound, &n) == 0 &&
+        net_address_of(&bound, &address) == ERR_OK)
+        s->port = address.port;
     *ret_fd = fd;
     return ERR_OK;
 }

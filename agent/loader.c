@@ -167,12 +167,12 @@ static enum err source_read(void *context, const struct hash256 *manifest, uint3
 static enum err source_have(void *context, const struct hash256 *manifest, uint32_t file,
                             uint32_t first, uint32_t n_blocks, uint8_t *ret)
 {
+    if (file != 0)
+        return ERR_NOT_FOUND;
     _cleanup_(freep) uint8_t *map = malloc(MANIFEST_LEAVES_MAX / 8);
     size_t n = 0;
     if (!map)
         return ERR_NO_MEMORY;
-    if (file != 0)
-        return ERR_NOT_FOUND;
     TRY(store_map(context, manifest, map, MANIFEST_LEAVES_MAX / 8, &n));
     for (uint32_t i = 0; i < n_blocks; i++) {
         uint64_t block = (uint64_t)first + i;
@@ -530,7 +530,7 @@ static void *run(void *context)
             continue;
         }
         struct job *job = l->jobs[0];
-        memmove(l->jobs, l->jobs + 1, --l->n_jobs * sizeof l->jobs[0]);
+        memmove(l->jobs, l->jobs + 1, --l->n_jobs * sizeof(struct job *));
         if (job->kind == MAIL_PREPARE)
             do_prepare(l, job);
         else

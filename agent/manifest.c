@@ -105,31 +105,35 @@ enum err manifest_decode(const uint8_t *bytes, size_t n, struct manifest **ret)
         return ERR_CORRUPT;
     if (read_u32(&r) != VERSION)
         return ERR_UNSUPPORTED;
-    _cleanup_(manifest_freep) struct manifest *m = calloc(1, sizeof *m);
-    if (!m)
-        return ERR_NO_MEMORY;
     uint16_t n_name = read_u16(&r);
-    if (n_name >= sizeof m->name)
+    if (n_name >= MANIFEST_NAME_MAX)
         return ERR_CORRUPT;
     const uint8_t *name = read_view(&r, n_name);
     if (!name)
         return ERR_CORRUPT;
-    memcpy(m->name, name, n_name);
-    for (const char *c = m->name; *c; c++) {
-        if ((unsigned char)*c < 0x20 || *c == 0x7f)
+    for (size_t i = 0; i < n_name; i++) {
+        if (name[i] < 0x20 || name[i] == 0x7f)
             return ERR_CORRUPT;
     }
-    if (strlen(m->name) != n_name)
+    uint16_t n_files = read_u16(&r);
+    if (r.bad || n_files == 0 || n_files > MANIFEST_FILES_MAX)
         return ERR_CORRUPT;
-    m->n_files = read_u16(&r);
-    if (r.bad || m->n_files == 0 || m->n_files > MANIFEST_FILES_MAX)
-        return ERR_CORRUPT;
-    for (int i = 0; i < m->n_files; i++)
-        TRY(decode_file(&r, &m->files[i]));
-    if (r.left != 0)
-        return ERR_CORRUPT;
+    struct manifest *m = calloc(1, sizeof *m);
+    if (!m)
+        return ERR_NO_MEMORY;
+    memcpy(m->name, name, n_name);
+    m->n_files = n_files;
+    enum err e = ERR_OK;
+    for (int i = 0; i < m->n_files && e == ERR_OK; i++)
+        e = decode_file(&r, &m->files[i]);
+    if (e == ERR_OK && r.left != 0)
+        e = ERR_CORRUPT;
+    if (e != ERR_OK) {
+        manifest_free(m);
+        return e;
+    }
     m->id = manifest_id(m);
-    *ret = TAKE(m);
+    *ret = m;
     return ERR_OK;
 }
 

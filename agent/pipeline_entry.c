@@ -404,7 +404,7 @@ void entry_on_error(struct pipeline *p, const struct node_id *from, uint64_t epo
         request_end(p, r, e, 0, "the machine that runs the first layers refused the request");
         return;
     case ERR_TIMEOUT:
-        if (p->now + 1000 * 1000 >= r->deadline_us) {
+        if (p->now + UINT64_C(1000) * 1000 >= r->deadline_us) {
             request_end(p, r, e, 0, "the time allowed for this request is over");
             return;
         }

@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-extern char **environ;
+extern char **environ; /* POSIX's. NOLINT(cppcoreguidelines-avoid-non-const-global-variables) */
 
 enum { TRIES = 4, CONNECT_S = 15, STALL_S = 30, HASH_CHUNK = 1 << 20, URL_MAX = 2048 };
 
@@ -51,12 +51,14 @@ struct download {
 static enum err check_sha256(const char *path, const char *expected, struct err_text *text)
 {
     _cleanup_(closep) int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return err_set(text, ERR_IO, "%s: %s", path, strerror(errno));
     _cleanup_(freep) uint8_t *chunk = malloc(HASH_CHUNK);
     crypto_hash_sha256_state state;
     uint8_t digest[32];
     char hex[65];
-    if (fd < 0 || !chunk)
-        return err_set(text, ERR_IO, "%s: %s", path, strerror(errno));
+    if (!chunk)
+        return err_set(text, ERR_NO_MEMORY, "out of memory");
     (void)crypto_hash_sha256_init(&state);
     for (ssize_t n; (n = read(fd, chunk, HASH_CHUNK)) != 0;) {
         if (n < 0)

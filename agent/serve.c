@@ -210,7 +210,7 @@ static void save_remembered(struct agent *a)
 static uint32_t read_remembered(const struct agent *a, struct node_id *ids, struct address *list)
 {
     char path[CONFIG_PATH_MAX + 16];
-    struct buf b = BUF_INIT(REMEMBERED_MAX * (32 + 1 + 16 + 2 + 4));
+    struct buf b = BUF_INIT((size_t)REMEMBERED_MAX * (32 + 1 + 16 + 2 + 4));
     uint32_t n = 0;
     remembered_path(a, path);
     if (file_read(path, &b) == ERR_OK) {

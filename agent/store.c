@@ -310,6 +310,18 @@ enum err store_add_file(struct store *s, const char *path, const char *name,
     return ERR_OK;
 }
 
+/* The map of a file all of whose blocks are here. */
+static enum err write_full_map(const char *path, size_t n)
+{
+    uint8_t *all = malloc(n);
+    if (!all)
+        return ERR_NO_MEMORY;
+    memset(all, 0xff, n);
+    enum err e = file_write_atomic(path, all, n, 0600);
+    free(all);
+    return e;
+}
+
 enum err store_import_file(struct store *s, const char *path, const char *name,
                            manifest_progress progress, void *ctx, struct hash256 *ret,
                            struct err_text *text)
@@ -317,11 +329,6 @@ enum err store_import_file(struct store *s, const char *path, const char *name,
     _cleanup_(manifest_freep) struct manifest *m = NULL;
     TRY(hash_model(path, name, progress, ctx, &m, text));
     char to[STORE_PATH_MAX], map[STORE_PATH_MAX];
-    size_t n_map = (m->files[0].n_leaves + 7u) / 8u;
-    _cleanup_(freep) uint8_t *all = malloc(n_map);
-    if (!all)
-        return ERR_NO_MEMORY;
-    memset(all, 0xff, n_map);
     (void)pthread_mutex_lock(&s->mutex);
     enum err e = write_manifest(s, m);
     entry_path(s, &m->id, "data.gguf", to);
@@ -329,7 +336,7 @@ enum err store_import_file(struct store *s, const char *path, const char *name,
     if (e == ERR_OK && rename(path, to) != 0)
         e = ERR_IO;
     if (e == ERR_OK)
-        e = file_write_atomic(map, all, n_map, 0600);
+        e = write_full_map(map, (m->files[0].n_leaves + 7u) / 8u);
     if (e == ERR_OK)
         e = reload(s, &m->id);
     (void)pthread_mutex_unlock(&s->mutex);
@@ -504,19 +511,16 @@ enum err store_read(struct store *s, const struct hash256 *id, uint64_t offset, 
 {
     (void)pthread_mutex_lock(&s->mutex);
     const struct entry *e = find(s, id);
-    enum err r = ERR_OK;
+    enum err r = ERR_NOT_FOUND;
     int fd = -1;
-    if (!e)
-        r = ERR_NOT_FOUND;
-    else if (offset > e->manifest->files[0].n_bytes || n > e->manifest->files[0].n_bytes - offset)
+    if (e &&
+        (offset > e->manifest->files[0].n_bytes || n > e->manifest->files[0].n_bytes - offset)) {
         r = ERR_INVALID;
-    else if (!range_present(e, offset, n))
-        r = ERR_NOT_FOUND;
-    else
-        fd = dup(e->fd); /* the entry may go while we read */
+    } else if (e && range_present(e, offset, n)) {
+        fd = fcntl(e->fd, F_DUPFD_CLOEXEC, 0); /* the entry may go while we read */
+        r = fd < 0 ? ERR_IO : ERR_OK;
+    }
     (void)pthread_mutex_unlock(&s->mutex);
-    if (r == ERR_OK && fd < 0)
-        r = ERR_IO;
     if (r == ERR_OK)
         r = pread_all(fd, offset, to, n);
     if (fd >= 0)
@@ -540,31 +544,34 @@ static enum err pwrite_all(int fd, uint64_t offset, const void *from, size_t n)
     return ERR_OK;
 }
 
+/* With the mutex held, into an entry with a map. */
+static enum err write_block(const struct store *s, struct entry *e, uint32_t leaf,
+                            const void *bytes, size_t n, struct err_text *text)
+{
+    const struct manifest_file *file = &e->manifest->files[0];
+    if (leaf >= file->n_leaves || n != leaf_bytes(file, leaf))
+        return err_set(text, ERR_INVALID, "block %u of %s has a wrong size", leaf,
+                       e->manifest->name);
+    struct hash256 h = manifest_leaf_hash(bytes, n);
+    if (!hash256_eq(&h, &file->leaves[leaf]))
+        return err_set(text, ERR_CORRUPT, "block %u of %s arrived damaged", leaf,
+                       e->manifest->name);
+    enum err r = pwrite_all(e->fd, (uint64_t)leaf * MANIFEST_LEAF_BYTES, bytes, n);
+    if (r != ERR_OK)
+        return err_set(text, r, "%s: writing %s failed: %s", s->folder, e->manifest->name,
+                       strerror(errno));
+    e->map[leaf / 8] = (uint8_t)(e->map[leaf / 8] | 1u << (leaf % 8));
+    return ERR_OK;
+}
+
 enum err store_write_block(struct store *s, const struct hash256 *id, uint32_t leaf,
                            const void *bytes, size_t n, struct err_text *text)
 {
     (void)pthread_mutex_lock(&s->mutex);
     struct entry *e = find(s, id);
-    enum err r = ERR_OK;
-    if (!e || !e->map) {
-        r = err_set(text, ERR_NOT_FOUND, "no model that lacks blocks has this id");
-    } else if (leaf >= e->manifest->files[0].n_leaves ||
-               n != leaf_bytes(&e->manifest->files[0], leaf)) {
-        r = err_set(text, ERR_INVALID, "block %u of %s has a wrong size", leaf, e->manifest->name);
-    } else {
-        struct hash256 h = manifest_leaf_hash(bytes, n);
-        if (!hash256_eq(&h, &e->manifest->files[0].leaves[leaf]))
-            r = err_set(text, ERR_CORRUPT, "block %u of %s arrived damaged", leaf,
-                        e->manifest->name);
-    }
-    if (r == ERR_OK) {
-        r = pwrite_all(e->fd, (uint64_t)leaf * MANIFEST_LEAF_BYTES, bytes, n);
-        if (r != ERR_OK)
-            r = err_set(text, r, "%s: writing %s failed: %s", s->folder, e->manifest->name,
-                        strerror(errno));
-        else
-            e->map[leaf / 8] = (uint8_t)(e->map[leaf / 8] | 1u << (leaf % 8));
-    }
+    enum err r = e && e->map
+                     ? write_block(s, e, leaf, bytes, n, text)
+                     : err_set(text, ERR_NOT_FOUND, "no model that lacks blocks has this id");
     (void)pthread_mutex_unlock(&s->mutex);
     return r;
 }

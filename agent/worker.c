@@ -10,14 +10,13 @@
 #include "transport/bulk.h"
 #include "transport/link_tcp.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -43,7 +42,7 @@ struct worker {
     struct job jobs[QUEUE_MAX];
     uint32_t n_jobs;
     bool stopping;
-    atomic_uint n_peer_threads;
+    uint32_t n_peer_threads;        /* guarded by `mutex`; `changed` says when one has ended */
     struct mailbox_sender *to_loop; /* guarded by `mutex` */
     int stop_pipe[2];               /* readable when peer threads are to end */
 };
@@ -284,6 +283,24 @@ static void note_asker(struct peer_job *j)
         j->address = address_of_net(&a);
 }
 
+/* Whether one more thread may run. */
+static bool take_thread(struct worker *w)
+{
+    (void)pthread_mutex_lock(&w->mutex);
+    bool room = w->n_peer_threads < PEER_THREADS_MAX && !w->stopping;
+    w->n_peer_threads += room;
+    (void)pthread_mutex_unlock(&w->mutex);
+    return room;
+}
+
+static void give_up_thread(struct worker *w)
+{
+    (void)pthread_mutex_lock(&w->mutex);
+    w->n_peer_threads--;
+    (void)pthread_cond_broadcast(&w->changed);
+    (void)pthread_mutex_unlock(&w->mutex);
+}
+
 static void *run_peer(void *context)
 {
     struct peer_job *j = context;
@@ -308,7 +325,7 @@ static void *run_peer(void *context)
         tell_loop(w, LOOP_BANDWIDTH, &m, sizeof m);
     }
     free(j);
-    (void)atomic_fetch_sub(&w->n_peer_threads, 1);
+    give_up_thread(w);
     return NULL;
 }
 
@@ -318,7 +335,7 @@ static void start_peer(struct worker *w, int fd, const struct hello_result *resu
     struct peer_job *j = calloc(1, sizeof *j);
     pthread_attr_t attributes;
     pthread_t thread;
-    bool room = atomic_fetch_add(&w->n_peer_threads, 1) < PEER_THREADS_MAX;
+    bool room = take_thread(w);
     if (j && room && pthread_attr_init(&attributes) == 0) {
         *j = (struct peer_job){
             .worker = w, .fd = fd, .result = *result, .initiator = address != NULL};
@@ -331,7 +348,8 @@ static void start_peer(struct worker *w, int fd, const struct hello_result *resu
             return;
     }
     free(j);
-    (void)atomic_fetch_sub(&w->n_peer_threads, 1);
+    if (room)
+        give_up_thread(w);
     (void)close(fd);
 }
 
@@ -369,6 +387,8 @@ enum err worker_new(const struct worker_options *options, struct worker **ret,
     enum err e = mailbox_sender_new(options->loop, &w->to_loop);
     if (e == ERR_OK && pipe(w->stop_pipe) != 0)
         e = ERR_IO;
+    for (int i = 0; i < 2 && w->stop_pipe[i] >= 0; i++)
+        (void)fcntl(w->stop_pipe[i], F_SETFD, FD_CLOEXEC); /* a child's copy would keep it open */
     if (e != ERR_OK) {
         worker_free(w);
         return err_set(text, e, "the worker thread cannot be made (%s)", err_name(e));
@@ -391,14 +411,16 @@ void worker_stop(struct worker *w)
         return;
     (void)pthread_mutex_lock(&w->mutex);
     w->stopping = true;
-    (void)pthread_cond_signal(&w->changed);
+    (void)pthread_cond_broadcast(&w->changed);
     (void)pthread_mutex_unlock(&w->mutex);
     (void)close(w->stop_pipe[1]); /* the other end is readable from now on */
     w->stop_pipe[1] = -1;
     (void)pthread_join(w->thread, NULL);
-    /* Peer threads have deadlines of their own; none outlives a measurement or one block. */
-    for (int i = 0; i < 500 && atomic_load(&w->n_peer_threads) > 0; i++)
-        (void)nanosleep(&(struct timespec){.tv_nsec = 10 * 1000 * 1000}, NULL);
+    /* A measurement has BANDWIDTH_TIMEOUT_MS, a bulk connection sees the pipe: all of them end. */
+    (void)pthread_mutex_lock(&w->mutex);
+    while (w->n_peer_threads > 0)
+        (void)pthread_cond_wait(&w->changed, &w->mutex);
+    (void)pthread_mutex_unlock(&w->mutex);
     w->started = false;
 }
 

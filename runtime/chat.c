@@ -173,13 +173,15 @@ static enum err text_of_parts(const json_t *parts, json_t **ret, struct err_text
     if (e == ERR_UNSUPPORTED)
         return err_set(text, e,
                        "this model takes text only, and a message has a part without text");
+    if (e == ERR_NO_MEMORY)
+        return err_set(text, e, "out of memory");
     return e ? err_set(text, e, "a message is too long") : ERR_OK;
 }
 
 static enum err shape_content(const struct variant *v, json_t *message, struct err_text *text)
 {
     const json_t *content = json_object_get(message, "content");
-    json_t *shaped;
+    json_t *shaped = NULL;
     if (json_is_array(content) && !v->takes_parts)
         TRY(text_of_parts(content, &shaped, text));
     else if (json_is_string(content) && !v->takes_text)

@@ -119,12 +119,14 @@ static struct val capture(struct interp *in, const struct node *body)
     return sink_val(in, &k);
 }
 
-static const struct val *keyword(const struct call *c, const struct jstr *name)
+static bool keyword(const struct call *c, const struct jstr *name, struct val *ret)
 {
     for (uint32_t i = 0; i < c->n_kw; i++)
-        if (jstr_eq(c->names[i], name))
-            return &c->kw[i];
-    return NULL;
+        if (jstr_eq(c->names[i], name)) {
+            *ret = c->kw[i];
+            return true;
+        }
+    return false;
 }
 
 static void bind_parameters(struct interp *in, const struct node *m, const struct call *c)
@@ -132,13 +134,14 @@ static void bind_parameters(struct interp *in, const struct node *m, const struc
     uint32_t n_required = m->n_items - m->n_kw;
     for (uint32_t i = 0; i < m->n_items && !in->err; i++) {
         const struct node *name = m->items[i];
-        const struct val *kw = keyword(c, name->text);
-        if (i < c->n_pos && kw)
+        struct val given;
+        bool is_given = keyword(c, name->text, &given);
+        if (i < c->n_pos && is_given)
             (void)jinja_fail(in, ERR_CORRUPT, "an argument is given twice");
         else if (i < c->n_pos)
             bind(in, name->symbol, c->pos[i]);
-        else if (kw)
-            bind(in, name->symbol, *kw);
+        else if (is_given)
+            bind(in, name->symbol, given);
         else if (i >= n_required)
             bind(in, name->symbol, eval(in, m->kw[i - n_required]));
         else

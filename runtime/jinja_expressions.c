@@ -174,11 +174,11 @@ void parse_arguments(struct parser *p, struct node *n)
         } else if (p->at->kind == T_NAME && p->at[1].kind == T_OP && jstr_is(&p->at[1].text, "=")) {
             if (values.n == names_cap) {
                 names_cap = names_cap ? names_cap * 2 : 4;
-                const struct jstr **grown = parse_alloc(p, names_cap * sizeof *grown);
+                const struct jstr **grown = parse_alloc(p, names_cap * sizeof(struct jstr *));
                 if (!grown)
                     return;
                 if (values.n)
-                    memcpy(grown, names, values.n * sizeof *grown);
+                    memcpy(grown, names, values.n * sizeof(struct jstr *));
                 names = grown;
             }
             names[values.n] = expect_name(p);
@@ -205,7 +205,7 @@ static struct node *parse_subscript(struct parser *p, struct node *base)
     expect_op(p, "[");
     struct node *n = jinja_node_new(p, N_SLICE);
     n->a = base;
-    const struct node **parts = parse_alloc(p, 3 * sizeof *parts);
+    const struct node **parts = parse_alloc(p, 3 * sizeof(struct node *));
     if (!parts)
         return &p->nil;
     uint32_t part = 0;

@@ -191,7 +191,7 @@ static bool parse_int(struct interp *in, const struct jstr *s, int base, int64_t
         return false;
     bool negative = *p == '-';
     p += *p == '-' || *p == '+';
-    char kind = p[0] == '0' ? (char)(p[1] | 0x20) : 0;
+    char kind = (char)(p[0] == '0' ? p[1] | 0x20 : 0);
     if ((base == 16 && kind == 'x') || (base == 8 && kind == 'o') || (base == 2 && kind == 'b'))
         p += 2;
     if (*p == '-' || *p == '+' || *p == ' ' || *p == 0 || (p[0] == '0' && kind == 'x'))

@@ -38,12 +38,12 @@ static struct token *push(struct lexer *x, enum token_kind kind, size_t from, si
         struct token *grown = arena_alloc(x->arena, cap * sizeof *grown);
         if (!grown) {
             lex_fail(x, x->arena->err, "the template is too large");
-        } else {
-            if (x->n_tokens)
-                memcpy(grown, x->tokens, x->n_tokens * sizeof *grown);
-            x->tokens = grown;
-            x->cap = cap;
+            return NULL;
         }
+        if (x->n_tokens)
+            memcpy(grown, x->tokens, x->n_tokens * sizeof *grown);
+        x->tokens = grown;
+        x->cap = cap;
     }
     if (x->err)
         return NULL;
@@ -51,6 +51,12 @@ static struct token *push(struct lexer *x, enum token_kind kind, size_t from, si
     struct token *t = &x->tokens[x->n_tokens++];
     *t = (struct token){.kind = kind, .line = x->line, .text = {x->p + from, to - from, NULL}};
     return t;
+}
+
+/* 0 after the end. */
+static char byte_at(const struct lexer *x, size_t at)
+{
+    return (char)(at < x->n ? x->p[at] : 0);
 }
 
 static bool starts(const struct lexer *x, size_t at, const char *word)
@@ -166,7 +172,7 @@ static void lex_float(struct lexer *x, size_t from, size_t to)
 static void lex_number(struct lexer *x)
 {
     size_t from = x->at, end = skip_digits(x, from, 10);
-    char kind = from + 1 < x->n ? (char)(x->p[from + 1] | 0x20) : 0;
+    char kind = (char)(byte_at(x, from + 1) | 0x20);
     int base = x->p[from] != '0' ? 10 : kind == 'x' ? 16 : kind == 'o' ? 8 : kind == 'b' ? 2 : 10;
     if (base != 10) {
         end = skip_digits(x, from + 2, base);
@@ -326,7 +332,7 @@ static void lex_tag(struct lexer *x, const char *close, bool is_block)
             if (depth == sizeof stack)
                 lex_fail(x, ERR_LIMIT, "nested too deeply");
             else
-                stack[depth++] = c == '(' ? ')' : (char)(c + 2);
+                stack[depth++] = (char)(c == '(' ? ')' : c + 2);
         } else if (c == ')' || c == ']' || c == '}') {
             if (depth == 0 || stack[depth - 1] != c)
                 lex_fail(x, ERR_CORRUPT, "a bracket that was not opened");
@@ -342,7 +348,7 @@ static void lex_comment(struct lexer *x)
 {
     for (size_t at = x->at; at + 1 < x->n; at++)
         if (x->p[at] == '#' && x->p[at + 1] == '}') {
-            char sign = at > x->at ? x->p[at - 1] : 0;
+            char sign = (char)(at > x->at ? x->p[at - 1] : 0);
             x->at = after_close(x, at + 2, sign);
             return;
         }
@@ -361,7 +367,7 @@ static bool is_word_tag(const struct lexer *x, size_t at, const char *word, size
     if (!starts(x, at, word))
         return false;
     at = skip_space(x, at + strlen(word));
-    char sign = at < x->n ? x->p[at] : 0;
+    char sign = byte_at(x, at);
     size_t close = at + (sign == '-' || sign == '+');
     if (!starts(x, MIN_OF(close, x->n), "%}"))
         return false;
@@ -371,7 +377,7 @@ static bool is_word_tag(const struct lexer *x, size_t at, const char *word, size
 
 static size_t data_end(const struct lexer *x, size_t from, size_t tag, bool is_variable)
 {
-    char sign = tag + 2 < x->n ? x->p[tag + 2] : 0;
+    char sign = byte_at(x, tag + 2);
     if (sign == '-')
         return strip_right(x, from, tag);
     return sign != '+' && !is_variable ? strip_line(x, from, tag) : tag;
@@ -417,7 +423,7 @@ static void lex_data(struct lexer *x)
         lex_raw(x, raw);
         return;
     }
-    char sign = tag + 2 < x->n ? x->p[tag + 2] : 0;
+    char sign = byte_at(x, tag + 2);
     x->at = tag + 2 + (sign == '-' || sign == '+');
     if (kind == '#') {
         lex_comment(x);
@@ -437,7 +443,7 @@ static bool normalise(struct lexer *x, const char *source, size_t n)
     for (size_t i = 0; i < n; i++) {
         if (source[i] == '\r' && i + 1 < n && source[i + 1] == '\n')
             continue;
-        p[k++] = source[i] == '\r' ? '\n' : source[i];
+        p[k++] = (char)(source[i] == '\r' ? '\n' : source[i]);
     }
     if (k > 0 && p[k - 1] == '\n')
         k--;

@@ -49,7 +49,7 @@ void print_float(double f, char ret[40])
             *out++ = '0';
     }
     for (int i = 0; i < (int)n || i <= exponent; i++) {
-        *out++ = i < (int)n ? mantissa[i] : '0';
+        *out++ = (char)(i < (int)n ? mantissa[i] : '0');
         if (i == exponent && exponent >= 0) {
             *out++ = '.';
             if (i + 1 >= (int)n)

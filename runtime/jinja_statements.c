@@ -45,11 +45,11 @@ void node_list_push(struct parser *p, struct node_list *l, const struct node *n)
 {
     if (l->n == l->cap) {
         uint32_t cap = l->cap ? l->cap * 2 : 4;
-        const struct node **v = parse_alloc(p, cap * sizeof *v);
+        const struct node **v = parse_alloc(p, cap * sizeof(struct node *));
         if (!v)
             return;
         if (l->n)
-            memcpy(v, l->v, l->n * sizeof *v);
+            memcpy(v, l->v, l->n * sizeof(struct node *));
         l->v = v;
         l->cap = cap;
     }
@@ -407,7 +407,7 @@ enum err jinja_parse(struct template *t, const struct token *tokens, struct err_
         [SYM_KWARGS] = {"kwargs", 6, NULL},
     };
     struct parser p = {.t = t, .at = tokens, .text = text};
-    t->symbols = parse_alloc(&p, JINJA_SYMBOLS_MAX * sizeof *t->symbols);
+    t->symbols = parse_alloc(&p, JINJA_SYMBOLS_MAX * sizeof(struct jstr *));
     for (size_t i = 0; i < SYM_FIXED_N && t->symbols; i++)
         (void)parse_symbol(&p, &FIXED[i]);
     t->body = parse_body(&p, NULL);

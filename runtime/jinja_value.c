@@ -3,6 +3,7 @@
 
 #include "base/util.h"
 
+#include <assert.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -134,8 +135,10 @@ static bool sink_grow(struct interp *in, struct sink *k, size_t n)
         return false;
     if (k->n) {
         memcpy(p, k->p, k->n);
-        if (mark)
+        if (k->marked) {
+            assert(k->mark);
             memcpy(mark, k->mark, k->n);
+        }
     }
     k->p = p;
     k->mark = mark;
@@ -157,10 +160,13 @@ void sink_put(struct interp *in, struct sink *k, const char *p, size_t n, const 
     if (!sink_grow(in, k, n))
         return;
     memcpy(k->p + k->n, p, n);
-    if (mark)
-        memcpy(k->mark + k->n, mark, n);
-    else if (k->marked)
-        memset(k->mark + k->n, 0, n);
+    if (k->marked) {
+        assert(k->mark);
+        if (mark)
+            memcpy(k->mark + k->n, mark, n);
+        else
+            memset(k->mark + k->n, 0, n);
+    }
     k->n += n;
 }
 

@@ -45,7 +45,7 @@ struct template_limits {
 #define TEMPLATE_LIMITS_DEFAULT                                                                    \
     ((struct template_limits){.output_bytes_max = 16u << 20,                                       \
                               .memory_bytes_max = 256u << 20,                                      \
-                              .steps_max = 50u * 1000 * 1000,                                      \
+                              .steps_max = UINT64_C(50000000),                                     \
                               .depth_max = 200})
 
 /* Variables of the render: objects whose keys are the names. Both may be NULL; `user` wins where

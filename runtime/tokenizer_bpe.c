@@ -107,7 +107,8 @@ static enum err strings_grow(struct strings *s)
         grown.slots[at] = s->slots[i];
     }
     free(s->slots);
-    *s = grown;
+    s->slots = grown.slots;
+    s->n_slots = grown.n_slots;
     return ERR_OK;
 }
 

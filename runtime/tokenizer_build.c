@@ -118,7 +118,11 @@ static enum err build_vocabulary(struct tokenizer *t, const struct tokenizer_sou
     t->n_tokens = source->n_tokens;
     t->types = calloc(t->n_tokens, 1);
     char *room = malloc(TOKENIZER_TOKEN_BYTES_MAX);
-    enum err e = t->types && room ? ERR_OK : explain(ERR_NO_MEMORY, text);
+    if (!t->types || !room) {
+        free(room);
+        return explain(ERR_NO_MEMORY, text);
+    }
+    enum err e = ERR_OK;
     for (uint32_t i = 0; i < t->n_tokens && !e; i++)
         e = add_token(t, source, i, room, text);
     free(room);

@@ -1,4 +1,5 @@
-"""A running agent listens on its three ports and its local socket, and on nothing else.
+"""A running agent listens on its three ports and its local socket, and on nothing else; its children hold none of its
+pipes and sockets.
 
 usage: check_ports.py COVEY      Linux: reads /proc of the agent and of its children
 """
@@ -34,6 +35,22 @@ def listening(pid):
     return ports
 
 
+def shared(parent, child):
+    """Pipes and sockets that a child holds of its parent's, but for its standard output and error: a copy of a pipe's
+    end would keep it from ever ending. What it got on purpose is the other end of a pair, another inode."""
+    def held(pid):
+        found = {}
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                found[os.readlink(f"/proc/{pid}/fd/{fd}")] = int(fd)
+            except OSError:
+                continue
+        return found
+    own, its = held(parent), held(child)
+    return [f"{name} (its descriptor {fd}, the agent's {own[name]})" for name, fd in its.items()
+            if name in own and fd > 2 and name.split(":")[0] in ("pipe", "socket")]
+
+
 def children(pid):
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
@@ -67,6 +84,7 @@ def main():
                 if port not in (allowed_tcp if table.startswith("tcp") else allowed_udp):
                     wrong.append(f"the agent listens on {table} port {port}")
             for child in children(agent.pid):
+                wrong.extend(f"a child of the agent's holds its {what}" for what in shared(agent.pid, child))
                 for table, port in listening(child):
                     if not (table.startswith("udp") and port == MDNS_PORT) and \
                             (table[:3], port) not in {("tcp", p) for p in allowed_tcp} | {("udp", control)}:
