@@ -32,6 +32,7 @@ static const char usage[] =
     "  stop MODEL            have it run no longer\n"
     "  rm MODEL              forget a model (and delete what was pulled)\n"
     "  ping NODE             round trips and bandwidth to a member\n"
+    "  bench MODEL           how fast this machine alone computes a model (needs no agent)\n"
     "  doctor                what is wrong, in plain words\n"
     "  events                what happens, as it happens (Ctrl-C ends it)\n"
     "  leave                 leave the cluster for good\n"
@@ -55,6 +56,10 @@ static const char usage[] =
     " invite: --ttl SECONDS  --worker (may not admit others)\n"
     " join:   --peer HOST[:PORT]  --leave (leave the present cluster first)\n"
     " pull:   --name NAME\n"
+    " bench:  --prompt N  --generate N  --depth N (positions filled before)  --batch N (sequences "
+    "at "
+    "once)\n"
+    "         --threads N  --rounds N  --precision fast|f32\n"
     " debug logits:  --top K  --threads N  --chunk ROWS  --split FIRST,FIRST,… (layers where "
     "further stages begin)  --precision "
     "fast|f32\n"
@@ -167,6 +172,11 @@ static bool parse(struct cli *c, int argc, char **argv)
         {"threads", OPTION_COUNT, &c->n_threads, NULL},
         {"chunk", OPTION_COUNT, &c->chunk, NULL},
         {"top", OPTION_COUNT, &c->top, NULL},
+        {"prompt", OPTION_COUNT, &c->n_prompt, &c->has_prompt},
+        {"generate", OPTION_COUNT, &c->n_generate, &c->has_generate},
+        {"depth", OPTION_COUNT, &c->n_depth, NULL},
+        {"batch", OPTION_COUNT, &c->n_batch, NULL},
+        {"rounds", OPTION_COUNT, &c->n_rounds, NULL},
     };
     bool only_words = false;
     for (int i = 2; i < argc; i++) {
@@ -362,6 +372,7 @@ static int dispatch(const struct cli *c)
                  {"events", 0, ""},
                  {"leave", 0, ""},
                  {"revoke", 1, "NODE"},
+                 {"bench", 1, "MODEL"},
                  {"debug", 3, "logits MODEL FILE"}};
     size_t i = 0;
     while (i < ARRAY_LEN(arity) && strcmp(arity[i].verb, c->verb) != 0)
@@ -407,6 +418,8 @@ static int dispatch(const struct cli *c)
         return show_or_json(c, "/covey/leave", json_object(), show_text);
     if (strcmp(v, "revoke") == 0)
         return show_or_json(c, "/covey/revoke", json_pack("{s:s}", "node", c->words[0]), show_text);
+    if (strcmp(v, "bench") == 0)
+        return cli_bench(c);
     return cli_debug(c);
 }
 

@@ -1,10 +1,11 @@
 /* The command line. Exit codes: 0 done, 1 failed, 2 usage, 3 no agent, 4 does not fit, 5 not
  * trusted, 6 timed out. cli.c        verbs, help, options cli_show.c   tables for people cli_run.c
- * run, pull: streams and progress cli_debug.c  debug logits */
+ * run, pull: streams and progress cli_debug.c  debug logits cli_bench.c  bench */
 #ifndef COVEY_AGENT_CLI_H
 #define COVEY_AGENT_CLI_H
 
 #include "agent/config.h"
+#include "agent/store.h"
 #include "base/err.h"
 
 #include <jansson.h>
@@ -35,6 +36,8 @@ struct cli {
     bool has_temperature, has_top_p, has_seed;
     long long seed;
     uint32_t max_tokens, context, ttl_s, n_threads, chunk, top, count;
+    uint32_t n_prompt, n_generate, n_depth, n_batch, n_rounds; /* bench */
+    bool has_prompt, has_generate;
     const char *precision, *split;
 };
 
@@ -62,5 +65,12 @@ int cli_events(const struct cli *c);
 
 /* cli_debug.c */
 int cli_debug(const struct cli *c);
+/* The file of a model that is named by a path or by its name in this node's store. ERR_NOT_FOUND
+ * when it is neither, or not whole on this machine. */
+enum err cli_model_path(const struct cli *c, const char *word, char ret[STORE_PATH_MAX],
+                        struct err_text *text);
+
+/* cli_bench.c */
+int cli_bench(const struct cli *c);
 
 #endif

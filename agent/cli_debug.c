@@ -10,8 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-static enum err model_path(const struct cli *c, const char *word, char ret[STORE_PATH_MAX],
-                           struct err_text *text)
+enum err cli_model_path(const struct cli *c, const char *word, char ret[STORE_PATH_MAX],
+                        struct err_text *text)
 {
     char folder[CONFIG_PATH_MAX + 16];
     struct store *store = NULL;
@@ -65,7 +65,7 @@ int cli_debug(const struct cli *c)
     if (e == ERR_OK && c->split)
         e = read_split(c->split, &o, &text);
     if (e == ERR_OK)
-        e = model_path(c, c->words[1], path, &text);
+        e = cli_model_path(c, c->words[1], path, &text);
     if (e == ERR_OK)
         e = logits_run_file(path, c->words[2], &o, &out, &text);
     if (e == ERR_OK && out.len)
