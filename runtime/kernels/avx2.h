@@ -22,6 +22,7 @@ void avx2_panels(struct kernel_ops *ops);
 void avx2_dense(struct kernel_ops *ops);
 void avx2_rows(struct kernel_ops *ops);
 void avx2_attention(struct kernel_ops *ops);
+void avx2_combine(struct attend_sum *to, const struct attend_sum *from, uint32_t head_dim);
 
 AVX2_INLINE __m256 avx2_power(__m256i n) /* 2^n, -126 <= n <= 127 */
 {

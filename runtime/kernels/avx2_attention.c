@@ -117,19 +117,6 @@ AVX2_INLINE void values_part(const bool f32, const uint32_t R, const uint32_t N8
     }
 }
 
-static void combine(struct attend_sum *to, const struct attend_sum *from, uint32_t head_dim)
-{
-    float m = to->m > from->m ? to->m : from->m;
-    float a = vm_expf(to->m - m), b = vm_expf(from->m - m);
-    const __m256 va = _mm256_set1_ps(a), vb = _mm256_set1_ps(b);
-    to->l = fmaf(to->l, a, from->l * b);
-    to->m = m;
-    for (uint32_t d = 0; d < head_dim; d += 8) {
-        __m256 second = _mm256_mul_ps(_mm256_loadu_ps(from->o + d), vb);
-        _mm256_storeu_ps(to->o + d, _mm256_fmadd_ps(_mm256_loadu_ps(to->o + d), va, second));
-    }
-}
-
 /* R rows of the block, beginning with `row`. */
 AVX2_INLINE void attend_some(const bool f32, const uint32_t R, const struct attend_block *b,
                              uint32_t row)
@@ -159,7 +146,7 @@ AVX2_INLINE void attend_some(const bool f32, const uint32_t R, const struct atte
             to->l = part[r].l;
             memcpy(to->o, o[r], b->head_dim * sizeof(float));
         } else {
-            combine(to, &part[r], b->head_dim);
+            avx2_combine(to, &part[r], b->head_dim);
         }
     }
 }
@@ -182,9 +169,22 @@ AVX2_INLINE void attend_some(const bool f32, const uint32_t R, const struct atte
 ATTEND(attend_f16, false)
 ATTEND(attend_f32, true)
 
+void avx2_combine(struct attend_sum *to, const struct attend_sum *from, uint32_t head_dim)
+{
+    float m = to->m > from->m ? to->m : from->m;
+    float a = vm_expf(to->m - m), b = vm_expf(from->m - m);
+    const __m256 va = _mm256_set1_ps(a), vb = _mm256_set1_ps(b);
+    to->l = fmaf(to->l, a, from->l * b);
+    to->m = m;
+    for (uint32_t d = 0; d < head_dim; d += 8) {
+        __m256 second = _mm256_mul_ps(_mm256_loadu_ps(from->o + d), vb);
+        _mm256_storeu_ps(to->o + d, _mm256_fmadd_ps(_mm256_loadu_ps(to->o + d), va, second));
+    }
+}
+
 void avx2_attention(struct kernel_ops *ops)
 {
     ops->attend_f16 = attend_f16;
     ops->attend_f32 = attend_f32;
-    ops->attend_combine = combine;
+    ops->attend_combine = avx2_combine;
 }

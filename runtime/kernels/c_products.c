@@ -238,6 +238,8 @@ void c_products(struct kernel_ops *ops)
     ops->dense_tile = dense_tile;
     ops->dense_rows = DENSE_ROWS;
     ops->dense_outs = DENSE_OUTS;
+    ops->panel_outs = PANEL_OUTS;
+    ops->few_rows = FEW_ROWS;
     ops->quantise = c_quantise;
     ops->open = row_open;
 }

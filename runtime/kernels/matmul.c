@@ -1,10 +1,10 @@
 /* Products: preparing activations and driving the tables' functions over outputs, slices and
  * threads.
  *
- * Few rows (up to FEW_ROWS): weights straight from the file, 8 outputs at a time whose rows lie far
- * apart, so that each is one long sequential stream. More rows: panels of 8 or 16 outputs are
- * packed into the thread's buffer and used for all rows. Tasks own whole outputs, never parts of a
- * chain. */
+ * Few rows (up to FEW_ROWS, or ops.few_rows): weights straight from the file, 8 outputs at a time
+ * whose rows lie far apart, so that each is one long sequential stream. More rows: panels of 8 or
+ * 16 outputs are packed into the thread's buffer and used for all rows. Tasks own whole outputs,
+ * never parts of a chain. */
 #include "runtime/kernels/context.h"
 
 #include <assert.h>
@@ -198,7 +198,7 @@ static void few_slice(const struct product *p, struct scratch s, uint32_t out, u
 static void few_group(const struct product *p, struct scratch s, uint32_t out, uint32_t distance,
                       uint32_t keep)
 {
-    float sums[SLICE_LEVELS * FEW_ROWS][PANEL_OUTS]; /* [level][row] */
+    float sums[SLICE_LEVELS * FEW_ROWS_MAX][PANEL_OUTS]; /* [level][row] */
     struct slice_tree tree = {sums[0], (size_t)p->a->n_rows * PANEL_OUTS, 0};
     uint32_t n_in = p->w->n_in;
     memset(sums, 0, tree.n * sizeof(float));
@@ -252,7 +252,8 @@ static uint32_t chunk_elements(const struct product *p, bool partial)
         return p->slice;
     if (p->dense || partial)
         return CHUNK_MAX;
-    uint32_t n = PANEL_BUFFER / panel_block_bytes(panel_kind(p->w->type)) * BLOCK;
+    uint32_t block = panel_block_bytes(panel_kind(p->w->type)) * p->outs / PANEL_OUTS;
+    uint32_t n = PANEL_BUFFER / block * BLOCK;
     return n / 256 * 256;
 }
 
@@ -260,21 +261,21 @@ static size_t panel_bytes(const struct product *p, uint32_t n)
 {
     if (p->dense)
         return (size_t)n * p->outs * 4;
-    return (size_t)(n / BLOCK) * panel_block_bytes(panel_kind(p->w->type));
+    return (size_t)(n / BLOCK) * panel_block_bytes(panel_kind(p->w->type)) * p->outs / PANEL_OUTS;
 }
 
-/* Where PANEL_OUTS rows from output `out` on lie, columns [first, first + n), n <= CHUNK_MAX when
+/* Where `want` rows from output `out` on lie, columns [first, first + n), n <= CHUNK_MAX when
  * they have to be opened or are not all there: those beyond the matrix count as 0. */
 static const uint8_t *rows_at(const struct product *p, struct scratch s, uint32_t out,
-                              uint32_t first, uint32_t n, size_t *ret_stride)
+                              uint32_t want, uint32_t first, uint32_t n, size_t *ret_stride)
 {
-    uint32_t have = out < p->w->n_out ? MIN_OF((uint32_t)PANEL_OUTS, p->w->n_out - out) : 0;
+    uint32_t have = out < p->w->n_out ? MIN_OF(want, p->w->n_out - out) : 0;
     size_t stride = p->opened ? (size_t)n * 4 : n / p->block_elements * p->block_bytes;
-    if (!p->opened && have == PANEL_OUTS) {
+    if (!p->opened && have == want) {
         *ret_stride = p->w->row_bytes;
         return weights_at(p, out, first);
     }
-    memset(s.rows + have * stride, 0, (PANEL_OUTS - have) * stride);
+    memset(s.rows + have * stride, 0, (want - have) * stride);
     for (uint32_t i = 0; i < have; i++) {
         uint8_t *to = s.rows + i * stride;
         if (p->opened)
@@ -292,14 +293,14 @@ static void pack_panel(const struct product *p, struct scratch s, uint32_t out, 
 {
     size_t stride;
     if (!p->dense) {
-        const uint8_t *w = rows_at(p, s, out, first, n, &stride);
+        const uint8_t *w = rows_at(p, s, out, p->outs, first, n, &stride);
         p->k->ops.pack[p->w->type](w, stride, n / BLOCK, panel);
         return;
     }
     for (uint32_t o = 0; o < p->outs; o += PANEL_OUTS)
         for (uint32_t k = 0; k < n; k += CHUNK_MAX) {
             uint32_t len = MIN_OF(n - k, (uint32_t)CHUNK_MAX);
-            const uint8_t *w = rows_at(p, s, out + o, first + k, len, &stride);
+            const uint8_t *w = rows_at(p, s, out + o, PANEL_OUTS, first + k, len, &stride);
             p->k->ops.dense_pack[dense_type(p)](
                 w, stride, len, (float *)(void *)panel + (size_t)k * p->outs + o, p->outs);
         }
@@ -445,10 +446,11 @@ void matmul(struct kernels *k, const struct matrix *w, const struct activations 
     p.dense = activations_form(w->type, options->precision) == ACTIVATIONS_DENSE;
     assert(a->forms & (p.dense ? ACTIVATIONS_DENSE : ACTIVATIONS_QUANTISED));
     p.opened = p.dense && !is_dense(w->type);
-    p.outs = p.dense ? k->ops.dense_outs : PANEL_OUTS;
+    p.outs = p.dense ? k->ops.dense_outs : k->ops.panel_outs;
     p.height = p.dense ? k->ops.dense_rows : TILE_ROWS;
     p.whole = p.dense && k->ops.whole.run && (size_t)p.slice * p.outs * 4 <= WHOLE_BUFFER;
-    bool few = a->n_rows <= FEW_ROWS && (p.dense || k->ops.few[w->type]);
+    bool few =
+        a->n_rows <= (p.dense ? FEW_ROWS : k->ops.few_rows) && (p.dense || k->ops.few[w->type]);
     if (few)
         run_few(&p);
     else

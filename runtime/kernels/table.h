@@ -8,6 +8,7 @@
  * Panel: 8 outputs. For each block of 32:
  *   int8 w[8 j][8 outputs][4]: columns 4j..4j+3; float dw[8], mw[8]; and for the kinds with two
  *   integer scales int16 sc[2][8][2], each scale twice; PANEL_S2M also int16 mn[2][8][2].
+ *   A variant may have panels of 16 outputs (ops.panel_outs), with its own order in them.
  *
  * Dense tile: ops.dense_rows rows side by side, float x[n_in][dense_rows], missing rows 0.
  * Dense panel: float w[n_in][ops.dense_outs]. */
@@ -20,8 +21,9 @@
 enum {
     TILE_ROWS = 8,
     PANEL_OUTS = 8,
-    FEW_ROWS = 4,   /* up to this many rows the weights are used straight from the file */
-    DENSE_ROWS = 6, /* of our own dense kernels: the least tile and panel */
+    FEW_ROWS = 4,     /* up to this many rows the weights are used straight from the file, */
+    FEW_ROWS_MAX = 8, /* or, quantised, up to ops.few_rows */
+    DENSE_ROWS = 6,   /* of our own dense kernels: the least tile and panel */
     DENSE_OUTS = 16,
     DENSE_ROWS_MAX = 24, /* what another library's kernel may want instead */
     DENSE_OUTS_MAX = 32,
@@ -61,11 +63,11 @@ struct attend_block {
     struct attend_sum *sum[ATTEND_ROWS];
 };
 
-/* 8 outputs of n_rows (1..FEW_ROWS) rows; output i's weights at w + i * stride. */
+/* 8 outputs of n_rows (1..ops.few_rows) rows; output i's weights at w + i * stride. */
 typedef void few_fn(const uint8_t *w, size_t stride, uint32_t n_blocks, const uint8_t *tile,
                     uint32_t n_rows, float (*out)[PANEL_OUTS]);
 typedef void pack_fn(const uint8_t *w, size_t stride, uint32_t n_blocks, uint8_t *panel);
-/* 8 outputs of the tile's n_rows (1..TILE_ROWS) rows. `resume`: the chains go on from y. */
+/* A panel's outputs of the tile's n_rows (1..TILE_ROWS) rows. `resume`: the chains go on from y. */
 typedef void tile_fn(const uint8_t *panel, uint32_t n_blocks, const uint8_t *tile, uint32_t n_rows,
                      float *y, size_t ldy, bool resume);
 typedef void dense_few_fn(const uint8_t *w, size_t stride, uint32_t n_in, const float *x,
@@ -100,8 +102,10 @@ enum dense_type { DENSE_F32, DENSE_F16, DENSE_BF16, DENSE_TYPES };
 
 struct kernel_ops {
     few_fn *few[TENSOR_TYPES]; /* NULL: pack and tile instead */
+    uint32_t few_rows;         /* FEW_ROWS, or up to FEW_ROWS_MAX */
     pack_fn *pack[TENSOR_TYPES];
     tile_fn *tile[PANEL_KINDS];
+    uint32_t panel_outs; /* of quantised panels: PANEL_OUTS, or 16 with twice the bytes */
     dense_few_fn *dense_few[DENSE_TYPES];
     dense_pack_fn *dense_pack[DENSE_TYPES];
     dense_tile_fn *dense_tile;
@@ -129,6 +133,7 @@ struct kernel_ops {
 /* The C reference fills every field; each variant then replaces those it does better. */
 void kernel_ops_c(struct kernel_ops *ops);
 void kernel_ops_avx2(struct kernel_ops *ops);
+void kernel_ops_avx512(struct kernel_ops *ops); /* over the AVX2 table */
 void kernel_ops_neon(struct kernel_ops *ops);
 void kernel_ops_neon_dotprod(struct kernel_ops *ops);
 

@@ -54,6 +54,7 @@ static void products(struct bench *b, enum tensor_type type)
     printf("%-7s few: ", tensor_traits(type)->name);
     product(b, type, far, 2048, 1, KERNELS_FAST);
     product(b, type, far, 2048, 4, KERNELS_FAST);
+    product(b, type, far, 2048, 8, KERNELS_FAST);
     printf("\n        many:");
     product(b, type, 1408, 2048, 8, KERNELS_FAST);
     product(b, type, 1408, 2048, 128, KERNELS_FAST);
