@@ -10,6 +10,12 @@ static bool has_avx2(void)
            __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 
+static bool has_avx_vnni(void)
+{
+    unsigned a, b, c, d;
+    return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
+}
+
 static bool has_avx512(void)
 {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -19,17 +25,23 @@ static bool has_avx512(void)
 
 bool kernel_ops_find(enum kernels_variant *variant, struct kernel_ops *ret)
 {
-    enum kernels_variant best = has_avx512() ? KERNELS_AVX512
-                                : has_avx2() ? KERNELS_AVX2
-                                             : KERNELS_C;
+    const bool have[KERNELS_VARIANTS] = {[KERNELS_C] = true,
+                                         [KERNELS_AVX2] = has_avx2(),
+                                         [KERNELS_AVX_VNNI] = has_avx_vnni(),
+                                         [KERNELS_AVX512] = has_avx512()};
     if (*variant == KERNELS_BEST)
-        *variant = best;
-    if (*variant < KERNELS_C || *variant > best)
+        *variant = have[KERNELS_AVX512]     ? KERNELS_AVX512
+                   : have[KERNELS_AVX_VNNI] ? KERNELS_AVX_VNNI
+                   : have[KERNELS_AVX2]     ? KERNELS_AVX2
+                                            : KERNELS_C;
+    if ((unsigned)*variant >= KERNELS_VARIANTS || !have[*variant])
         return false;
     kernel_ops_c(ret);
     if (*variant >= KERNELS_AVX2)
         kernel_ops_avx2(ret);
-    if (*variant >= KERNELS_AVX512)
+    if (*variant == KERNELS_AVX_VNNI)
+        kernel_ops_avx_vnni(ret);
+    if (*variant == KERNELS_AVX512)
         kernel_ops_avx512(ret);
     return true;
 }

@@ -3,8 +3,8 @@
 
 #include <stdlib.h>
 
-static const char *const variant_names[KERNELS_VARIANTS] = {"best",   "c",    "avx2",
-                                                            "avx512", "neon", "neon_dotprod"};
+static const char *const variant_names[KERNELS_VARIANTS] = {
+    "best", "c", "avx2", "avx_vnni", "avx512", "neon", "neon_dotprod"};
 
 const char *kernels_variant_name(enum kernels_variant variant)
 {

@@ -63,7 +63,8 @@ float f32_of_bf16(uint16_t b);
 enum kernels_variant {
     KERNELS_BEST = 0, /* what this CPU does best */
     KERNELS_C,
-    KERNELS_AVX2,   /* with FMA and F16C */
+    KERNELS_AVX2, /* with FMA and F16C */
+    KERNELS_AVX_VNNI,
     KERNELS_AVX512, /* F, BW, DQ, VL and VNNI */
     KERNELS_NEON,
     KERNELS_NEON_DOTPROD,

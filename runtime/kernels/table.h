@@ -133,7 +133,8 @@ struct kernel_ops {
 /* The C reference fills every field; each variant then replaces those it does better. */
 void kernel_ops_c(struct kernel_ops *ops);
 void kernel_ops_avx2(struct kernel_ops *ops);
-void kernel_ops_avx512(struct kernel_ops *ops); /* over the AVX2 table */
+void kernel_ops_avx_vnni(struct kernel_ops *ops); /* over the AVX2 table */
+void kernel_ops_avx512(struct kernel_ops *ops);   /* over the AVX2 table */
 void kernel_ops_neon(struct kernel_ops *ops);
 void kernel_ops_neon_dotprod(struct kernel_ops *ops);
 

@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-enum { CANDIDATES = 15, ROWS_MAX = 17 };
+enum { CANDIDATES = 18, ROWS_MAX = 17 };
 
 struct fixture {
     struct pool *pools[3];
