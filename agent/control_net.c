@@ -3,7 +3,6 @@
 #include "base/clock.h"
 #include "base/util.h"
 
-#include <net/if.h>
 #include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,22 +39,6 @@ struct control_net {
     struct conn conns[CONNS_MAX];
     uint64_t next_accepted;
 };
-
-struct address address_of_net(const struct net_address *a)
-{
-    struct address r = {.family = a->family, .port = a->port, .scope = a->scope};
-    memcpy(r.ip, a->ip, sizeof r.ip);
-    if (a->scope)
-        (void)if_indextoname(a->scope, r.interface);
-    return r;
-}
-
-struct net_address address_to_net(const struct address *a)
-{
-    struct net_address r = {.family = a->family, .port = a->port, .scope = a->scope};
-    memcpy(r.ip, a->ip, sizeof r.ip);
-    return r;
-}
 
 static struct conn *find(struct control_net *c, uint64_t id)
 {
@@ -239,7 +222,7 @@ static void make_room(struct control_net *c)
         report_down(oldest, NODE_DOWN_TIMED_OUT);
 }
 
-static void on_connection(void *context, int fd, const struct net_address *from)
+static void on_connection(void *context, int fd, const struct address *from)
 {
     struct control_net *c = context;
     make_room(c);
@@ -249,7 +232,8 @@ static void on_connection(void *context, int fd, const struct net_address *from)
         return;
     }
     k->inbound = true;
-    k->address = address_of_net(from);
+    k->address = *from;
+    net_address_name(&k->address);
     struct session_psk psks[SESSION_PSKS_MAX];
     uint32_t n = c->options.psks(c->options.context, psks, SESSION_PSKS_MAX);
     enum err e = open_stream(k, fd, psks, n);
@@ -293,10 +277,8 @@ void control_net_dial(struct control_net *c, uint64_t session, const struct addr
     k->address = *to;
     k->psk_tag = psk_tag;
     memcpy(k->psk, psk, sizeof k->psk);
-    struct net_dial_options o = {.to = address_to_net(to),
-                                 .timeout_ms = DIAL_TIMEOUT_MS,
-                                 .context = k,
-                                 .on_done = on_dialled};
+    struct net_dial_options o = {
+        .to = *to, .timeout_ms = DIAL_TIMEOUT_MS, .context = k, .on_done = on_dialled};
     if (net_connect(c->loop, &o, &k->dial) != ERR_OK) {
         k->dial = NULL;
         drop(k);
@@ -329,8 +311,7 @@ enum err control_net_datagram(struct control_net *c, uint64_t session, const str
     uint8_t sealed[DATAGRAM_BYTES_MAX];
     size_t n;
     TRY(datagram_seal(&k->datagram, channel, bytes, len, sealed, &n));
-    struct net_address a = address_to_net(to);
-    return net_udp_send(c->udp, &a, 0, sealed, n);
+    return net_udp_send(c->udp, to, 0, sealed, n);
 }
 
 static void on_datagram(void *context, const struct net_datagram *d)
@@ -348,13 +329,14 @@ static void on_datagram(void *context, const struct net_datagram *d)
         uint8_t channel;
         if (datagram_open(&k->datagram, d->bytes, d->n, payload, &n, &channel) != ERR_OK)
             return;
-        c->options.on_event(c->options.context,
-                            &(struct node_event){.type = NODE_EVENT_DATAGRAM,
-                                                 .session = k->id,
-                                                 .address = address_of_net(&d->from),
-                                                 .channel = channel,
-                                                 .bytes = payload,
-                                                 .len = (uint32_t)n});
+        struct address from = d->from;
+        net_address_name(&from);
+        c->options.on_event(c->options.context, &(struct node_event){.type = NODE_EVENT_DATAGRAM,
+                                                                     .session = k->id,
+                                                                     .address = from,
+                                                                     .channel = channel,
+                                                                     .bytes = payload,
+                                                                     .len = (uint32_t)n});
         return;
     }
 }

@@ -49,7 +49,4 @@ void control_net_authenticated(struct control_net *c, uint64_t session);
 enum err control_net_export(struct control_net *c, uint64_t session, const char *label,
                             uint8_t ret[32]);
 
-struct address address_of_net(const struct net_address *a);
-struct net_address address_to_net(const struct address *a);
-
 #endif

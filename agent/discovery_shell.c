@@ -50,13 +50,14 @@ static void on_looked_up(uv_getaddrinfo_t *lookup, int status, struct addrinfo *
     (void)snprintf(f.instance, sizeof f.instance, "peer:%.56s", p->text);
     (void)snprintf(f.name, sizeof f.name, "%.63s", p->text);
     for (const struct addrinfo *i = list; i && f.n_addresses < NODE_ADDRESSES_MAX; i = i->ai_next) {
-        struct net_address a;
+        struct address a;
         struct sockaddr_storage s = {0};
         memcpy(&s, i->ai_addr, MIN_OF((size_t)i->ai_addrlen, sizeof s));
         if (net_address_of(&s, &a) != ERR_OK)
             continue;
         a.port = p->port;
-        f.addresses[f.n_addresses++] = address_of_net(&a);
+        net_address_name(&a);
+        f.addresses[f.n_addresses++] = a;
     }
     uv_freeaddrinfo(list);
     if (status == 0 && f.n_addresses > 0)

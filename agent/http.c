@@ -486,11 +486,12 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *c, const
 
 /* ---- start and stop ---- */
 
-static bool address_is_loopback_only(const struct sockaddr *a)
+static bool is_loopback(const struct addrinfo *i)
 {
-    if (a->sa_family == AF_INET)
-        return ntohl(((const struct sockaddr_in *)(const void *)a)->sin_addr.s_addr) >> 24 == 127;
-    return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr);
+    struct sockaddr_storage s = {0};
+    struct address a;
+    memcpy(&s, i->ai_addr, MIN_OF((size_t)i->ai_addrlen, sizeof s));
+    return net_address_of(&s, &a) == ERR_OK && address_is_loopback(&a);
 }
 
 static enum err listen_tcp(struct http_server *s, int *ret_fd, struct err_text *text)
@@ -500,7 +501,7 @@ static enum err listen_tcp(struct http_server *s, int *ret_fd, struct err_text *
     (void)snprintf(port, sizeof port, "%u", s->options.port);
     if (getaddrinfo(s->host, port, &hints, &list) != 0 || !list)
         return err_set(text, ERR_INVALID, "--http %s: no such address on this machine", s->host);
-    s->loopback = address_is_loopback_only(list->ai_addr);
+    s->loopback = is_loopback(list);
     enum err e = ERR_OK;
     int on = 1, fd = -1;
     if (!s->loopback && !s->api_key[0])
@@ -530,7 +531,7 @@ static enum err listen_tcp(struct http_server *s, int *ret_fd, struct err_text *
     }
     struct sockaddr_storage bound;
     socklen_t n = sizeof bound;
-    struct net_address address;
+    struct address address;
     if (getsockname(fd, (struct sockaddr *)&bound, &n) == 0 &&
         net_address_of(&bound, &address) == ERR_OK)
         s->port = address.port;

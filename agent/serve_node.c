@@ -242,11 +242,8 @@ void agent_dial_data(struct agent *a, const struct node_id *peer, const struct a
     }
     if (kind == HELLO_DATA && dialling(a, peer, kind))
         return;
-    struct data_dial_options o = {.to = address_to_net(to),
-                                  .kind = kind,
-                                  .own = a->hello,
-                                  .context = d,
-                                  .on_done = on_data_dialled};
+    struct data_dial_options o = {
+        .to = *to, .kind = kind, .own = a->hello, .context = d, .on_done = on_data_dialled};
     uint64_t session = node_session_of(a->node, peer);
     enum err e = d ? key_of(a, peer, session, &o.key) : ERR_BUSY;
     if (e == ERR_OK) {

@@ -277,10 +277,12 @@ static void note_asker(struct peer_job *j)
 {
     struct sockaddr_storage from;
     socklen_t n = sizeof from;
-    struct net_address a;
+    struct address a;
     if (getpeername(j->fd, (struct sockaddr *)&from, &n) == 0 &&
-        net_address_of(&from, &a) == ERR_OK)
-        j->address = address_of_net(&a);
+        net_address_of(&from, &a) == ERR_OK) {
+        net_address_name(&a);
+        j->address = a;
+    }
 }
 
 /* Whether one more thread may run. */

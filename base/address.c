@@ -13,14 +13,16 @@ bool address_eq(const struct address *a, const struct address *b)
 bool address_is_loopback(const struct address *a)
 {
     static const uint8_t one[16] = {[15] = 1};
-    return a->family == 4 ? a->ip[0] == 127 : memcmp(a->ip, one, sizeof one) == 0;
+    if (a->family == 4)
+        return a->ip[0] == 127;
+    return a->family == 6 && memcmp(a->ip, one, sizeof one) == 0;
 }
 
 bool address_is_link_local(const struct address *a)
 {
     if (a->family == 4)
         return a->ip[0] == 169 && a->ip[1] == 254;
-    return a->ip[0] == 0xfe && (a->ip[1] & 0xc0) == 0x80;
+    return a->family == 6 && a->ip[0] == 0xfe && (a->ip[1] & 0xc0) == 0x80;
 }
 
 void address_text(const struct address *a, char ret[ADDRESS_TEXT_MAX])

@@ -134,7 +134,7 @@ static enum err guest_begin(struct data_port *p, struct guest *g, int fd)
     return ERR_OK;
 }
 
-static void on_port_connection(void *context, int fd, const struct net_address *from)
+static void on_port_connection(void *context, int fd, const struct address *from)
 {
     (void)from;
     struct data_port *p = context;

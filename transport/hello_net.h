@@ -27,7 +27,7 @@ unsigned data_port_pending(const struct data_port *p);
 void data_port_close(struct data_port *p);
 
 struct data_dial_options {
-    struct net_address to;
+    struct address to;
     uint32_t interface; /* 0: as the system routes */
     uint8_t kind;       /* enum hello_kind */
     struct hello_key key;

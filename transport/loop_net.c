@@ -56,7 +56,7 @@ static bool accept_one(struct net_listener *l, int fd)
             refuse_one(l, fd);
         return errno == EINTR || errno == ECONNABORTED;
     }
-    struct net_address from;
+    struct address from;
     if (loop_socket_prepare(got) != ERR_OK || net_address_of(&a, &from) != ERR_OK) {
         (void)close(got);
         return true;
@@ -177,12 +177,12 @@ static void dial_done(struct net_dial *d, enum err e)
 static bool is_own_end(int fd)
 {
     struct sockaddr_storage a = {0}, b = {0};
-    struct net_address own, peer;
+    struct address own, peer;
     socklen_t n_a = sizeof a, n_b = sizeof b;
     return getsockname(fd, (struct sockaddr *)&a, &n_a) == 0 &&
            getpeername(fd, (struct sockaddr *)&b, &n_b) == 0 &&
            net_address_of(&a, &own) == ERR_OK && net_address_of(&b, &peer) == ERR_OK &&
-           net_address_eq(&own, &peer);
+           address_eq(&own, &peer);
 }
 
 static void on_connected(uv_poll_t *poll, int status, int events)
@@ -215,8 +215,8 @@ static enum err begin_connect(const struct net_dial_options *o, int *ret_fd)
     if (o->interface)
         e = net_os_bind_interface(fd, o->to.family, o->interface);
     struct sockaddr_storage a;
-    struct net_address to = o->to;
-    if (!to.scope && to.family == NET_IPV6 && net_address_is_link_local(&to))
+    struct address to = o->to;
+    if (!to.scope && to.family == NET_IPV6 && address_is_link_local(&to))
         to.scope = o->interface;
     socklen_t n = net_address_to(&to, &a);
     if (e == ERR_OK && connect(fd, (struct sockaddr *)&a, n) < 0 && errno != EINPROGRESS &&

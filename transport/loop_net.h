@@ -31,7 +31,7 @@ struct net_listener_options {
     uint16_t port; /* 0: any free one, the same for both families */
     void *context;
     /* `fd` is the callee's now: connected, non-blocking, close-on-exec. */
-    void (*on_connection)(void *context, int fd, const struct net_address *from);
+    void (*on_connection)(void *context, int fd, const struct address *from);
 };
 
 /* Listens on every address over IPv4 and IPv6 (IPv4 alone where the machine has no IPv6).
@@ -46,7 +46,7 @@ void net_listener_close(struct net_listener *l);
 struct net_dial;
 
 struct net_dial_options {
-    struct net_address to;
+    struct address to;
     uint32_t interface; /* leave through it; 0: as the system routes */
     uint32_t timeout_ms;
     void *context;
@@ -98,7 +98,7 @@ void net_stream_close(struct net_stream *s);
 struct net_udp;
 
 struct net_datagram {
-    struct net_address from;
+    struct address from;
     uint32_t interface; /* that it came in by */
     const uint8_t *bytes;
     size_t n;
@@ -117,7 +117,7 @@ enum err net_udp_new(uv_loop_t *loop, const struct net_udp_options *options, str
 uint16_t net_udp_port(const struct net_udp *u);
 /* Through the interface, or as the system routes when 0. A datagram is lost or sent, never queued:
  * ERR_AGAIN (the system's buffer is full), ERR_NOT_FOUND (no route or interface), ERR_IO. */
-enum err net_udp_send(struct net_udp *u, const struct net_address *to, uint32_t interface,
+enum err net_udp_send(struct net_udp *u, const struct address *to, uint32_t interface,
                       const void *bytes, size_t n);
 void net_udp_close(struct net_udp *u);
 

@@ -79,7 +79,7 @@ static enum err bind_one(uint8_t family, int type, uint16_t *port, int *ret_fd)
 {
     int fd = -1, on = 1;
     TRY(loop_socket_open(family, type, &fd));
-    struct net_address any = {.family = family, .port = *port};
+    struct address any = {.family = family, .port = *port};
     struct sockaddr_storage a;
     socklen_t n = net_address_to(&any, &a);
     if (type == SOCK_STREAM)

@@ -158,7 +158,7 @@ static void put_interface(struct msghdr *m, union control *control, uint8_t fami
     }
 }
 
-enum err net_udp_send(struct net_udp *u, const struct net_address *to, uint32_t interface,
+enum err net_udp_send(struct net_udp *u, const struct address *to, uint32_t interface,
                       const void *bytes, size_t n)
 {
     if (to->family != NET_IPV4 && to->family != NET_IPV6)
@@ -166,8 +166,8 @@ enum err net_udp_send(struct net_udp *u, const struct net_address *to, uint32_t 
     int fd = u->ends[to->family == NET_IPV6 ? 0 : 1].fd;
     if (fd < 0)
         return ERR_NOT_FOUND;
-    struct net_address dest = *to;
-    if (!dest.scope && dest.family == NET_IPV6 && net_address_is_link_local(&dest))
+    struct address dest = *to;
+    if (!dest.scope && dest.family == NET_IPV6 && address_is_link_local(&dest))
         dest.scope = interface;
     struct sockaddr_storage a;
     union control control;

@@ -6,52 +6,9 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-
-bool net_address_eq(const struct net_address *a, const struct net_address *b)
-{
-    return a->family == b->family && a->port == b->port && a->scope == b->scope &&
-           memcmp(a->ip, b->ip, sizeof a->ip) == 0;
-}
-
-bool net_address_is_loopback(const struct net_address *a)
-{
-    static const uint8_t one[16] = {[15] = 1};
-    if (a->family == NET_IPV4)
-        return a->ip[0] == 127;
-    return a->family == NET_IPV6 && memcmp(a->ip, one, sizeof one) == 0;
-}
-
-bool net_address_is_link_local(const struct net_address *a)
-{
-    if (a->family == NET_IPV4)
-        return a->ip[0] == 169 && a->ip[1] == 254;
-    return a->family == NET_IPV6 && a->ip[0] == 0xfe && (a->ip[1] & 0xc0) == 0x80;
-}
-
-void net_address_format(const struct net_address *a, char ret[NET_ADDRESS_TEXT_MAX])
-{
-    char ip[INET6_ADDRSTRLEN] = "?", name[IF_NAMESIZE + 1] = "", port[8] = "";
-    int family = a->family == NET_IPV4 ? AF_INET : AF_INET6;
-    if (a->family != NET_IPV4 && a->family != NET_IPV6) {
-        (void)snprintf(ret, NET_ADDRESS_TEXT_MAX, "none");
-        return;
-    }
-    (void)inet_ntop(family, a->ip, ip, sizeof ip);
-    if (a->port)
-        (void)snprintf(port, sizeof port, ":%u", a->port);
-    if (a->family == NET_IPV6 && a->scope) {
-        name[0] = '%';
-        if (!if_indextoname(a->scope, name + 1))
-            (void)snprintf(name + 1, sizeof name - 1, "%u", a->scope);
-    }
-    bool brackets = a->family == NET_IPV6 && a->port;
-    (void)snprintf(ret, NET_ADDRESS_TEXT_MAX, "%s%s%s%s%s", brackets ? "[" : "", ip, name,
-                   brackets ? "]" : "", port);
-}
 
 static enum err parse_port(const char *text, uint16_t *ret)
 {
@@ -65,7 +22,7 @@ static enum err parse_port(const char *text, uint16_t *ret)
     return ERR_OK;
 }
 
-static enum err parse_ipv6(char *text, struct net_address *a)
+static enum err parse_ipv6(char *text, struct address *a)
 {
     char *percent = strchr(text, '%');
     if (percent)
@@ -75,7 +32,7 @@ static enum err parse_ipv6(char *text, struct net_address *a)
     a->family = NET_IPV6;
     if (!percent)
         return ERR_OK;
-    if (!net_address_is_link_local(a))
+    if (!address_is_link_local(a))
         return ERR_INVALID;
     size_t n = strlen(percent);
     a->scope = if_nametoindex(percent);
@@ -84,10 +41,10 @@ static enum err parse_ipv6(char *text, struct net_address *a)
     return a->scope ? ERR_OK : ERR_NOT_FOUND;
 }
 
-enum err net_address_parse(const char *text, uint16_t default_port, struct net_address *ret)
+enum err net_address_parse(const char *text, uint16_t default_port, struct address *ret)
 {
-    struct net_address a = {.port = default_port};
-    char copy[NET_ADDRESS_TEXT_MAX];
+    struct address a = {.port = default_port};
+    char copy[ADDRESS_TEXT_MAX];
     size_t n = strlen(text);
     if (n == 0 || n >= sizeof copy)
         return ERR_INVALID;
@@ -116,9 +73,9 @@ enum err net_address_parse(const char *text, uint16_t default_port, struct net_a
     return ERR_OK;
 }
 
-enum err net_address_of(const struct sockaddr_storage *from, struct net_address *ret)
+enum err net_address_of(const struct sockaddr_storage *from, struct address *ret)
 {
-    struct net_address a = {.family = NET_NONE};
+    struct address a = {.family = NET_NONE};
     if (from->ss_family == AF_INET) {
         struct sockaddr_in in;
         memcpy(&in, from, sizeof in);
@@ -135,7 +92,7 @@ enum err net_address_of(const struct sockaddr_storage *from, struct net_address 
         } else {
             a.family = NET_IPV6;
             memcpy(a.ip, &in.sin6_addr, 16);
-            if (net_address_is_link_local(&a))
+            if (address_is_link_local(&a))
                 a.scope = in.sin6_scope_id;
         }
     } else {
@@ -145,7 +102,14 @@ enum err net_address_of(const struct sockaddr_storage *from, struct net_address 
     return ERR_OK;
 }
 
-unsigned net_address_to(const struct net_address *a, struct sockaddr_storage *ret)
+void net_address_name(struct address *a)
+{
+    a->interface[0] = 0;
+    if (a->scope)
+        (void)if_indextoname(a->scope, a->interface);
+}
+
+unsigned net_address_to(const struct address *a, struct sockaddr_storage *ret)
 {
     memset(ret, 0, sizeof *ret);
     if (a->family == NET_IPV4) {
@@ -195,13 +159,14 @@ static int by_index(const void *a, const void *b)
 
 static int by_address(const void *a, const void *b)
 {
-    return memcmp(a, b, sizeof(struct net_address));
+    const struct address *x = a, *y = b;
+    return x->family != y->family ? x->family - y->family : memcmp(x->ip, y->ip, sizeof x->ip);
 }
 
 static void put_address(struct net_interfaces *all, const struct ifaddrs *i)
 {
     struct sockaddr_storage s = {0};
-    struct net_address a;
+    struct address a;
     bool v4 = i->ifa_addr->sa_family == AF_INET;
     memcpy(&s, i->ifa_addr, v4 ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6));
     if (net_address_of(&s, &a) != ERR_OK)
@@ -210,7 +175,7 @@ static void put_address(struct net_interfaces *all, const struct ifaddrs *i)
     if (!e || e->n_addresses == NET_INTERFACE_ADDRESSES_MAX)
         return;
     a.port = 0;
-    if (a.family == NET_IPV6 && net_address_is_link_local(&a)) {
+    if (a.family == NET_IPV6 && address_is_link_local(&a)) {
         a.scope = e->index;
         a.ip[2] = a.ip[3] = 0; /* some systems keep the scope in there */
     }
@@ -232,8 +197,7 @@ enum err net_interfaces_get(struct net_interfaces *ret)
     freeifaddrs(list);
     qsort(ret->list, ret->n, sizeof ret->list[0], by_index);
     for (uint32_t i = 0; i < ret->n; i++)
-        qsort(ret->list[i].addresses, ret->list[i].n_addresses, sizeof(struct net_address),
-              by_address);
+        qsort(ret->list[i].addresses, ret->list[i].n_addresses, sizeof(struct address), by_address);
     return ERR_OK;
 }
 
@@ -243,7 +207,7 @@ static bool interface_eq(const struct net_interface *a, const struct net_interfa
         a->n_addresses != b->n_addresses)
         return false;
     for (unsigned i = 0; i < a->n_addresses; i++) {
-        if (!net_address_eq(&a->addresses[i], &b->addresses[i]))
+        if (!address_eq(&a->addresses[i], &b->addresses[i]))
             return false;
     }
     return true;

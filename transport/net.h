@@ -1,8 +1,10 @@
-/* Addresses and network interfaces of this machine: plain values, and what an operating system does
- * differently about them (net_linux.c, net_macos.c). No loop here; see transport/loop_net. */
+/* Addresses as text and as the system has them, network interfaces of this machine: plain values,
+ * and what an operating system does differently about them (net_linux.c, net_macos.c). No loop
+ * here; see transport/loop_net. */
 #ifndef COVEY_TRANSPORT_NET_H
 #define COVEY_TRANSPORT_NET_H
 
+#include "base/address.h"
 #include "base/err.h"
 
 #include <stdbool.h>
@@ -12,33 +14,23 @@
 struct sockaddr_storage;
 
 enum {
-    NET_ADDRESS_TEXT_MAX = 80,
     NET_INTERFACES_MAX = 16,
     NET_INTERFACE_ADDRESSES_MAX = 8,
     NET_INTERFACE_NAME_MAX = 16,
 };
 
+/* struct address's `family` */
 enum net_family { NET_NONE = 0, NET_IPV4 = 4, NET_IPV6 = 6 };
 
-struct net_address {
-    uint8_t family; /* enum net_family */
-    uint16_t port;
-    uint32_t scope; /* interface index of an IPv6 link-local address, else 0 */
-    uint8_t ip[16]; /* 4 or 16 bytes in network order; the rest zero */
-};
-
-bool net_address_eq(const struct net_address *a, const struct net_address *b);
-bool net_address_is_loopback(const struct net_address *a);
-bool net_address_is_link_local(const struct net_address *a);
-/* "10.0.0.1:26840", "[fe80::1%eth0]:26840"; without the port when it is 0. */
-void net_address_format(const struct net_address *a, char ret[NET_ADDRESS_TEXT_MAX]);
 /* A literal address, not a name: "10.0.0.1", "10.0.0.1:1", "::1", "[::1]:1", "fe80::1%eth0". The
  * port is `default_port` where none is given. ERR_INVALID; ERR_NOT_FOUND: no such interface. */
-enum err net_address_parse(const char *text, uint16_t default_port, struct net_address *ret);
+enum err net_address_parse(const char *text, uint16_t default_port, struct address *ret);
 /* IPv4-mapped IPv6 becomes IPv4. ERR_UNSUPPORTED: another family. */
-enum err net_address_of(const struct sockaddr_storage *from, struct net_address *ret);
+enum err net_address_of(const struct sockaddr_storage *from, struct address *ret);
+/* Fills in `interface` from `scope`: the other functions leave it empty. */
+void net_address_name(struct address *a);
 /* The length of the result. */
-unsigned net_address_to(const struct net_address *a, struct sockaddr_storage *ret);
+unsigned net_address_to(const struct address *a, struct sockaddr_storage *ret);
 
 enum net_kind {
     NET_OTHER = 0,
@@ -53,9 +45,9 @@ const char *net_kind_name(uint8_t kind);
 struct net_interface {
     uint32_t index;
     char name[NET_INTERFACE_NAME_MAX];
-    uint8_t kind;                                              /* enum net_kind; a guess */
-    uint8_t n_addresses;                                       /* further ones are left out */
-    struct net_address addresses[NET_INTERFACE_ADDRESSES_MAX]; /* port 0 */
+    uint8_t kind;                                          /* enum net_kind; a guess */
+    uint8_t n_addresses;                                   /* further ones are left out */
+    struct address addresses[NET_INTERFACE_ADDRESSES_MAX]; /* port 0 */
 };
 
 struct net_interfaces {

@@ -348,9 +348,9 @@ static void lab_free(struct lab *lab)
     free(lab);
 }
 
-static struct net_address port_address(const struct lab *lab)
+static struct address port_address(const struct lab *lab)
 {
-    struct net_address a;
+    struct address a;
     assert_int_equal(net_address_parse("127.0.0.1", data_port_port(lab->port), &a), ERR_OK);
     return a;
 }
@@ -371,7 +371,7 @@ static void dial(struct lab *lab, struct hello_key key)
 
 static int raw_connection(struct lab *lab)
 {
-    struct net_address to = port_address(lab);
+    struct address to = port_address(lab);
     struct sockaddr_storage s;
     socklen_t n = net_address_to(&to, &s);
     int fd = socket(AF_INET, SOCK_STREAM, 0);

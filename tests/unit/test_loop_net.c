@@ -30,7 +30,7 @@ struct lab {
     bool late;
     /* what the callbacks saw */
     int n_accepted, accepted_fd;
-    struct net_address accepted_from;
+    struct address accepted_from;
     int n_dials, dialled_fd;
     enum err dial_err;
     size_t n_bytes;
@@ -77,7 +77,7 @@ static void lab_free(struct lab *lab)
     free(lab);
 }
 
-static void on_connection(void *context, int fd, const struct net_address *from)
+static void on_connection(void *context, int fd, const struct address *from)
 {
     struct lab *lab = context;
     lab->n_accepted++;
@@ -105,14 +105,14 @@ static struct net_listener *listen_on(struct lab *lab, uint16_t port)
     return l;
 }
 
-static struct net_address address(const char *text, uint16_t port)
+static struct address address(const char *text, uint16_t port)
 {
-    struct net_address a;
+    struct address a;
     assert_int_equal(net_address_parse(text, port, &a), ERR_OK);
     return a;
 }
 
-static enum err dial(struct lab *lab, struct net_address to, uint32_t interface)
+static enum err dial(struct lab *lab, struct address to, uint32_t interface)
 {
     struct net_dial_options o = {.to = to,
                                  .interface = interface,
@@ -124,7 +124,7 @@ static enum err dial(struct lab *lab, struct net_address to, uint32_t interface)
     return net_connect(&lab->loop, &o, &d);
 }
 
-static void connect_pair(struct lab *lab, struct net_address to, uint32_t interface)
+static void connect_pair(struct lab *lab, struct address to, uint32_t interface)
 {
     int n = lab->n_accepted;
     assert_int_equal(dial(lab, to, interface), ERR_OK);
@@ -138,8 +138,8 @@ static bool has_ipv6(void)
     assert_int_equal(net_interfaces_get(&all), ERR_OK);
     for (uint32_t i = 0; i < all.n; i++) {
         for (unsigned k = 0; k < all.list[i].n_addresses; k++) {
-            struct net_address *a = &all.list[i].addresses[k];
-            if (a->family == NET_IPV6 && net_address_is_loopback(a))
+            struct address *a = &all.list[i].addresses[k];
+            if (a->family == NET_IPV6 && address_is_loopback(a))
                 return true;
         }
     }
@@ -169,13 +169,36 @@ static void close_fds(struct lab *lab)
 
 static void check_text(const char *text, enum err expected, const char *formatted)
 {
-    struct net_address a;
-    char out[NET_ADDRESS_TEXT_MAX];
+    struct address a;
+    char out[ADDRESS_TEXT_MAX];
     assert_int_equal(net_address_parse(text, 99, &a), expected);
     if (expected != ERR_OK)
         return;
-    net_address_format(&a, out);
+    net_address_name(&a);
+    address_text(&a, out);
     assert_string_equal(out, formatted);
+}
+
+static void test_addresses_and_what_they_are(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        bool loopback, link_local;
+    } rows[] = {
+        {"127.0.0.1", true, false},   {"127.255.0.9", true, false}, {"::1", true, false},
+        {"169.254.3.4", false, true}, {"fe80::1%1", false, true},   {"10.0.0.1", false, false},
+        {"fd00::1", false, false},    {"::2", false, false},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        struct address a;
+        assert_int_equal(net_address_parse(rows[i].text, 0, &a), ERR_OK);
+        assert_int_equal(address_is_loopback(&a), rows[i].loopback);
+        assert_int_equal(address_is_link_local(&a), rows[i].link_local);
+        a.family = NET_NONE; /* no address is neither, whatever its bytes */
+        assert_false(address_is_loopback(&a));
+        assert_false(address_is_link_local(&a));
+    }
 }
 
 static void test_addresses_as_text(void **state)
@@ -199,10 +222,10 @@ static void test_addresses_as_text(void **state)
     check_text("[::1]5", ERR_INVALID, NULL);
     check_text("host", ERR_INVALID, NULL);
     struct sockaddr_storage s;
-    struct net_address a = address("fe80::1%1", 7), b;
+    struct address a = address("fe80::1%1", 7), b;
     (void)net_address_to(&a, &s);
     assert_int_equal(net_address_of(&s, &b), ERR_OK);
-    assert_true(net_address_eq(&a, &b));
+    assert_true(address_eq(&a, &b));
 }
 
 static void test_loopback_is_known(void **state)
@@ -255,7 +278,7 @@ static void test_refused_and_unreachable_are_told_apart(void **state)
     (void)state;
     struct lab *lab = lab_new();
     struct net_listener *l = listen_on(lab, 0);
-    struct net_address gone = address("127.0.0.1", net_listener_port(l));
+    struct address gone = address("127.0.0.1", net_listener_port(l));
     net_listener_close(l);
     enum err e = dial(lab, gone, 0);
     if (e == ERR_OK) {
@@ -264,7 +287,7 @@ static void test_refused_and_unreachable_are_told_apart(void **state)
     }
     assert_int_equal(e, ERR_CLOSED);
     assert_int_equal(dial(lab, gone, 60000), ERR_NOT_FOUND);
-    assert_int_equal(dial(lab, (struct net_address){.family = 9}, 0), ERR_INVALID);
+    assert_int_equal(dial(lab, (struct address){.family = 9}, 0), ERR_INVALID);
     lab_free(lab);
 }
 
@@ -276,7 +299,7 @@ static void test_dial_has_a_deadline(void **state)
     struct lab *lab = lab_new();
     int deaf = socket(AF_INET, SOCK_STREAM, 0);
     struct sockaddr_storage s;
-    struct net_address a = address("127.0.0.1", 1);
+    struct address a = address("127.0.0.1", 1);
     a.port = 0;
     socklen_t n = net_address_to(&a, &s);
     assert_int_equal(bind(deaf, (struct sockaddr *)&s, n), 0);
@@ -413,7 +436,7 @@ static void test_full_descriptor_table_is_survived(void **state)
     (void)state;
     struct lab *lab = lab_new();
     struct net_listener *l = listen_on(lab, 0);
-    struct net_address to = address("127.0.0.1", net_listener_port(l));
+    struct address to = address("127.0.0.1", net_listener_port(l));
     int clients[4];
     struct sockaddr_storage s;
     socklen_t n = net_address_to(&to, &s);
@@ -455,7 +478,7 @@ static void on_datagram(void *context, const struct net_datagram *d)
     memcpy(lab->datagram_bytes, d->bytes, d->n);
 }
 
-static void check_datagram(struct lab *lab, struct net_udp *u, struct net_address to,
+static void check_datagram(struct lab *lab, struct net_udp *u, struct address to,
                            uint32_t interface)
 {
     int n = lab->n_datagrams;
@@ -467,7 +490,7 @@ static void check_datagram(struct lab *lab, struct net_udp *u, struct net_addres
     assert_memory_equal(lab->datagram_bytes, body, sizeof body);
     assert_int_equal(lab->datagram.from.family, to.family);
     assert_int_equal(lab->datagram.from.port, net_udp_port(u));
-    assert_true(net_address_is_loopback(&lab->datagram.from));
+    assert_true(address_is_loopback(&lab->datagram.from));
     assert_int_equal(lab->datagram.interface, loopback_index());
     assert_true(lab->datagram.received_us > 0);
 }
@@ -492,7 +515,7 @@ static void test_datagrams_of_both_families(void **state)
     }
     /* one that is too long is dropped, the next arrives */
     uint8_t big[NET_DATAGRAM_MAX + 1] = {0};
-    struct net_address to = address("127.0.0.1", port);
+    struct address to = address("127.0.0.1", port);
     assert_int_equal(net_udp_send(u, &to, 0, big, sizeof big), ERR_OK);
     check_datagram(lab, u, to, 0);
     assert_int_equal(net_udp_send(u, &to, 60000, big, 1), ERR_NOT_FOUND);
@@ -550,6 +573,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_addresses_as_text),
+        cmocka_unit_test(test_addresses_and_what_they_are),
         cmocka_unit_test(test_loopback_is_known),
         cmocka_unit_test(test_both_families_reach_one_port),
         cmocka_unit_test(test_taken_port_is_said),
