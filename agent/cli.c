@@ -10,6 +10,7 @@
 
 #include <curl/curl.h>
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -140,13 +141,26 @@ static bool set_option(const struct option_row *o, const char *value)
     }
     case OPTION_REAL:
         *(double *)o->to = strtod(value, &end);
-        return (*end == 0 && end != value) || bad_option(o->name, "a number is needed");
+        return (*end == 0 && end != value && isfinite(*(double *)o->to)) ||
+               bad_option(o->name, "a number is needed");
     case OPTION_WHOLE:
         *(long long *)o->to = strtoll(value, &end, 10);
         return (*end == 0 && end != value && errno == 0) ||
                bad_option(o->name, "a whole number is needed");
     }
     return false;
+}
+
+/* Arguments travel as JSON, which is UTF-8. */
+static bool words_are_text(int argc, char **argv)
+{
+    for (int i = 2; i < argc; i++) {
+        json_t *word = json_string(argv[i]);
+        if (!word)
+            return bad_option(argv[i], "this is not valid UTF-8");
+        json_decref(word);
+    }
+    return true;
 }
 
 static bool parse(struct cli *c, int argc, char **argv)
@@ -166,7 +180,7 @@ static bool parse(struct cli *c, int argc, char **argv)
         {"temperature", OPTION_REAL, &c->temperature, &c->has_temperature},
         {"top-p", OPTION_REAL, &c->top_p, &c->has_top_p},
         {"seed", OPTION_WHOLE, &c->seed, &c->has_seed},
-        {"max-tokens", OPTION_COUNT, &c->max_tokens, NULL},
+        {"max-tokens", OPTION_COUNT, &c->max_tokens, &c->has_max_tokens},
         {"context", OPTION_COUNT, &c->context, NULL},
         {"ttl", OPTION_COUNT, &c->ttl_s, NULL},
         {"threads", OPTION_COUNT, &c->n_threads, NULL},
@@ -293,8 +307,8 @@ static int verb_plan(const struct cli *c)
 {
     json_t *reply = NULL;
     int code = EXIT_FAILED;
-    json_t *args = json_pack("{s:s, s:i, s:b}", "model", c->words[0], "context", (int)c->context,
-                             "explain", c->explain || c->json);
+    json_t *args = json_pack("{s:s, s:I, s:b}", "model", c->words[0], "context",
+                             (json_int_t)c->context, "explain", c->explain || c->json);
     if (!cli_ask(c, "/covey/plan", args, &reply, &code))
         return code;
     if (c->json)
@@ -307,7 +321,7 @@ static int verb_plan(const struct cli *c)
 
 static int verb_load(const struct cli *c)
 {
-    json_t *args = json_pack("{s:s, s:i}", "model", c->words[0], "context", (int)c->context);
+    json_t *args = json_pack("{s:s, s:I}", "model", c->words[0], "context", (json_int_t)c->context);
     if (c->precision)
         (void)json_object_set_new(args, "precision", json_string(c->precision));
     return show_or_json(c, "/covey/load", args, show_loaded);
@@ -324,7 +338,7 @@ static int verb_join(const struct cli *c)
 static int verb_invite(const struct cli *c)
 {
     return show_or_json(c, "/covey/invite",
-                        json_pack("{s:i, s:b}", "ttl_s", (int)c->ttl_s, "worker", c->worker),
+                        json_pack("{s:I, s:b}", "ttl_s", (json_int_t)c->ttl_s, "worker", c->worker),
                         show_token);
 }
 
@@ -439,7 +453,8 @@ int cli_main(int argc, char **argv)
         }
     }
     if (strcmp(argv[1], "version") == 0 || strcmp(argv[1], "--version") == 0) {
-        (void)printf("covey %s\n", COVEY_VERSION);
+        bool json = argc > 2 && strcmp(argv[2], "--json") == 0;
+        (void)printf(json ? "{\"version\": \"%s\"}\n" : "covey %s\n", COVEY_VERSION);
         return EXIT_DONE;
     }
     if (strcmp(argv[1], DISCOVERY_CHILD_VERB) == 0) /* started by an agent, not by people */
@@ -449,8 +464,12 @@ int cli_main(int argc, char **argv)
         return verb_serve(argc, argv);
     struct cli c = {.verb = argv[1]};
     struct err_text text = {""};
-    if (!parse(&c, argc, argv))
+    if (!words_are_text(argc, argv) || !parse(&c, argc, argv))
         return EXIT_USAGE;
+    if (c.precision && strcmp(c.precision, "fast") != 0 && strcmp(c.precision, "f32") != 0) {
+        (void)bad_option("precision", "'fast' or 'f32' is needed");
+        return EXIT_USAGE;
+    }
     enum err e = folders_find(&c.folders, &text);
     if (e != ERR_OK)
         return cli_fail(e, false, &text);

@@ -33,7 +33,7 @@ struct cli {
     bool json, explain, raw, ignore_eos, leave, worker, quiet;
     const char *peer, *model, *file, *name;
     double temperature, top_p;
-    bool has_temperature, has_top_p, has_seed;
+    bool has_temperature, has_top_p, has_seed, has_max_tokens;
     long long seed;
     uint32_t max_tokens, context, ttl_s, n_threads, chunk, top, count;
     uint32_t n_prompt, n_generate, n_depth, n_batch, n_rounds; /* bench */

@@ -62,7 +62,7 @@ static json_t *run_request(const struct cli *c)
         (void)json_object_set_new(r, "top_p", json_real(c->top_p));
     if (c->has_seed)
         (void)json_object_set_new(r, "seed", json_integer(c->seed));
-    if (c->max_tokens)
+    if (c->has_max_tokens)
         (void)json_object_set_new(r, "max_tokens", json_integer(c->max_tokens));
     return r;
 }
@@ -98,7 +98,14 @@ int cli_run(const struct cli *c)
     json_decref(request);
     if (e == ERR_OK && o.error) {
         const char *message = json_string_value(json_object_get(o.error, "message"));
-        e = err_set(&text, ERR_CLOSED, "the answer ended early: %.300s", message ? message : "?");
+        const char *name = json_string_value(json_object_get(o.error, "code"));
+        bool late = name && strcmp(name, err_name(ERR_TIMEOUT)) == 0;
+        bool short_of = name && strcmp(name, err_name(ERR_NO_FIT)) == 0;
+        e = err_set(&text,
+                    late       ? ERR_TIMEOUT
+                    : short_of ? ERR_NO_FIT
+                               : ERR_CLOSED,
+                    "the answer ended early: %.300s", message ? message : "?");
     } else if (e == ERR_OK && !o.end) {
         e = err_set(&text, ERR_CLOSED, "the answer ended early: the connection to the agent broke");
     }

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/un.h>
 
 struct transfer {
     struct buf all; /* of a whole reply, or the unfinished line of a stream */
@@ -61,6 +62,12 @@ static enum err perform(const char *socket_path, const char *path, const json_t 
                         struct transfer *t, bool *ret_no_agent, struct err_text *text)
 {
     char url[512];
+    if (strlen(socket_path) >= sizeof((struct sockaddr_un *)0)->sun_path) {
+        *ret_no_agent = true; /* none can have started there */
+        return err_set(text, ERR_LIMIT,
+                       "%s: too long for a socket (at most %zu bytes): choose a shorter COVEY_HOME",
+                       socket_path, sizeof((struct sockaddr_un *)0)->sun_path - 1);
+    }
     CURL *curl = curl_easy_init();
     if (!curl)
         return ERR_NO_MEMORY;

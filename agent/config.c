@@ -1,6 +1,7 @@
 #include "agent/config.h"
 
 #include "base/util.h"
+#include "discovery/mdns_txt.h"
 #include "planner/plan.h"
 
 #include <errno.h>
@@ -187,6 +188,14 @@ static enum err add_peer(struct config *c, const char *value)
     return ERR_OK;
 }
 
+/* Others see it, in JSON and on terminals. */
+static enum err set_name(struct config *c, const char *value)
+{
+    if (!value[0] || !mdns_text_ok(value, strlen(value)))
+        return ERR_INVALID;
+    return set_word(c->name, sizeof c->name, value);
+}
+
 static enum err set_by_key(struct config *c, const char *key, const char *value)
 {
     if (strcmp(key, "http") == 0)
@@ -214,7 +223,7 @@ static enum err set_by_key(struct config *c, const char *key, const char *value)
     if (strcmp(key, "hub") == 0)
         return set_word(c->hub, sizeof c->hub, value);
     if (strcmp(key, "name") == 0)
-        return set_word(c->name, sizeof c->name, value);
+        return set_name(c, value);
     if (strcmp(key, "mdns") == 0)
         return set_switch(&c->mdns, value);
     return ERR_NOT_FOUND;

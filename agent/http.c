@@ -247,6 +247,8 @@ enum err exchange_json(struct exchange *x, json_t **ret, struct err_text *text)
         return err_set(text, ERR_LIMIT, "the JSON is nested more than %d deep", JSON_DEPTH_MAX);
     if (n_values > JSON_VALUES_MAX)
         return err_set(text, ERR_LIMIT, "the JSON has more than %d values", JSON_VALUES_MAX);
+    if (x->body.len == 0)
+        return err_set(text, ERR_INVALID, "the body is empty: a JSON object is needed");
     json_t *j = json_loadb((const char *)x->body.data, x->body.len, JSON_REJECT_DUPLICATES, &error);
     if (!j)
         return err_set(text, ERR_INVALID, "the body is not JSON: %.120s (line %d)", error.text,

@@ -80,6 +80,15 @@ static enum err count_field(const json_t *r, const char *key, json_int_t high, u
     return ERR_OK;
 }
 
+/* Zero would mean "no limit" further on. */
+static enum err limit_field(const json_t *r, const char *key, uint64_t *ret, struct err_text *text)
+{
+    const json_t *v = json_object_get(r, key);
+    if (v && !json_is_null(v) && (!json_is_integer(v) || json_integer_value(v) < 1))
+        return err_set(text, ERR_INVALID, "'%s' must be a whole number from 1 to %d", key, 1 << 20);
+    return count_field(r, key, 1 << 20, ret, text);
+}
+
 static enum err switch_field(const json_t *r, const char *key, bool *ret, struct err_text *text)
 {
     const json_t *v = json_object_get(r, key);
@@ -136,8 +145,8 @@ static enum err read_sampler(struct chat_state *s, struct err_text *text)
     p->top_k = (uint32_t)top_k;
     p->n_top = (uint32_t)n_top;
     p->want_logprob = s->logprobs;
-    TRY(count_field(r, "max_tokens", 1 << 20, &max_tokens, text));
-    TRY(count_field(r, "max_completion_tokens", 1 << 20, &max_tokens, text));
+    TRY(limit_field(r, "max_tokens", &max_tokens, text));
+    TRY(limit_field(r, "max_completion_tokens", &max_tokens, text));
     s->max_tokens = (uint32_t)max_tokens;
     return read_stop(s, text);
 }

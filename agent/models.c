@@ -1,5 +1,6 @@
 #include "agent/models.h"
 
+#include "agent/mapping_guard.h"
 #include "base/util.h"
 
 #include <pthread.h>
@@ -12,6 +13,7 @@ enum { OPEN_MODELS_MAX = 64 };
 
 struct counted {
     atomic_uint refs;
+    uint64_t n_holes; /* pages that no file could give, in the whole process, when it was mapped */
     struct served_model is;
 };
 
@@ -118,12 +120,17 @@ enum err models_open(struct models *m, const struct hash256 *id, const char *nam
                      struct served_model **ret, struct err_text *text)
 {
     *ret = models_get(m, id);
-    if (*ret)
+    if (*ret && counted_of(*ret)->n_holes == mapping_guard_count())
         return ERR_OK;
+    if (*ret) { /* its mapping may have holes where the file was cut short: zeros, not weights */
+        models_put(TAKE(*ret));
+        models_drop(m, id);
+    }
     struct counted *c = calloc(1, sizeof *c);
     if (!c)
         return ERR_NO_MEMORY;
     atomic_init(&c->refs, 1);
+    c->n_holes = mapping_guard_count();
     c->is.id = *id;
     (void)snprintf(c->is.name, sizeof c->is.name, "%s", name);
     enum err e = open_parts(&c->is, path, text);

@@ -2,6 +2,7 @@
  * shapes of models, which a planner asks for on the node channel. */
 #include "agent/node_internal.h"
 
+#include "discovery/mdns_txt.h"
 #include "proto/node.pb-c.h"
 
 #include <assert.h>
@@ -206,7 +207,8 @@ static void take_facts(struct peer *p, const uint8_t *bytes, uint32_t len)
     Covey__Node__Facts *f = covey__node__facts__unpack(NULL, len, bytes);
     if (!f)
         return;
-    (void)snprintf(p->name, sizeof p->name, "%.63s", f->name);
+    bool shows = mdns_text_ok(f->name, strlen(f->name));
+    (void)snprintf(p->name, sizeof p->name, "%.63s", shows ? f->name : "?");
     (void)snprintf(p->version, sizeof p->version, "%.31s", f->version);
     p->local = (struct node_local){.memory_total_bytes = f->memory_total_bytes,
                                    .memory_available_bytes = f->memory_available_bytes,

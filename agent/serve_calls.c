@@ -165,6 +165,16 @@ static const struct control_model *wanted(struct agent *a, const struct hash256 
     return NULL;
 }
 
+/* Whether a plan for this context can be had at all, now that another one runs: that one goes on
+ * otherwise, and nobody would say why nothing changes. */
+static enum err context_can_be(struct agent *a, const struct hash256 *model, uint32_t context,
+                               struct err_text *text)
+{
+    enum err e = ERR_OK;
+    json_decref(status_plan_json(a, model, context, false, &e, text));
+    return e == ERR_AGAIN ? ERR_OK : e;
+}
+
 static void on_load(struct agent *a, struct call *c)
 {
     struct node_held held;
@@ -177,6 +187,17 @@ static void on_load(struct agent *a, struct call *c)
     uint32_t context = (uint32_t)number_arg(c, "context");
     const char *precision = word_arg(c, "precision");
     uint8_t want_precision = a->config.precision;
+    struct err_text text = {""};
+    enum err e = ERR_OK;
+    if (precision && strcmp(precision, "f32") != 0 && strcmp(precision, "fast") != 0)
+        e = err_set(&text, ERR_INVALID, "precision is 'fast' or 'f32', not '%.40s'", precision);
+    else if (context && runs_here(a, &held.model))
+        e = context_can_be(a, &held.model, context, &text);
+    if (e != ERR_OK) {
+        call_fail(c, e, "%s", text.text);
+        call_unref(c);
+        return;
+    }
     if (precision)
         want_precision = strcmp(precision, "f32") == 0 ? PRECISION_F32 : PRECISION_FAST;
     bool same = is && (context == 0 || context == is->context) &&
@@ -201,10 +222,28 @@ static void on_load(struct agent *a, struct call *c)
                                              .precision = want_precision});
 }
 
+/* A model that is wanted, by name or id: its bytes may have gone from all members meanwhile. */
+static bool find_wanted(struct agent *a, const char *word, struct hash256 *ret)
+{
+    struct control_model m;
+    char hex[HEX_ID_MAX];
+    uint32_t n = word ? control_n_models(node_control(a->node)) : 0;
+    for (uint32_t i = 0; i < n; i++) {
+        control_model_at(node_control(a->node), i, &m);
+        hex_of_32(m.model.bytes, hex);
+        if (strcasecmp(m.name, word) == 0 ||
+            (strlen(word) >= 8 && strncasecmp(hex, word, strlen(word)) == 0)) {
+            *ret = m.model;
+            return true;
+        }
+    }
+    return false;
+}
+
 static void on_unload(struct agent *a, struct call *c)
 {
     struct node_held held;
-    if (find_or_fail(a, c, &held) != ERR_OK) {
+    if (!find_wanted(a, word_arg(c, "model"), &held.model) && find_or_fail(a, c, &held) != ERR_OK) {
         call_unref(c);
         return;
     }

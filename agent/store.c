@@ -1,6 +1,7 @@
 #include "agent/store.h"
 
 #include "agent/models.h"
+#include "agent/sysinfo.h"
 #include "base/file.h"
 #include "base/util.h"
 
@@ -126,7 +127,7 @@ static enum err read_source(const struct store *s, const struct hash256 *id, uin
         line[at] == '/') {
         e = ERR_STALE;
         if (stat(line + at, &st) == 0 && (uint64_t)st.st_size == size && size == n_bytes &&
-            (int64_t)st.st_mtime == mtime) {
+            sysinfo_mtime_ns(&st) == mtime) {
             *ret = strdup(line + at);
             e = *ret ? ERR_OK : ERR_NO_MEMORY;
         }
@@ -254,7 +255,7 @@ static enum err write_source(struct store *s, const struct hash256 *id, const ch
         return ERR_IO;
     struct buf b = BUF_INIT(STORE_PATH_MAX + 64);
     enum err e = buf_printf(&b, "%" PRIu64 " %" PRId64 " %s", (uint64_t)st.st_size,
-                            (int64_t)st.st_mtime, path);
+                            sysinfo_mtime_ns(&st), path);
     char to[STORE_PATH_MAX];
     entry_path(s, id, "source", to);
     if (e == ERR_OK)
@@ -448,6 +449,25 @@ enum err store_path(struct store *s, const struct hash256 *id, char ret[STORE_PA
         entry_path(s, id, "data.gguf", ret);
     (void)pthread_mutex_unlock(&s->mutex);
     return e ? ERR_OK : ERR_NOT_FOUND;
+}
+
+enum err store_check_source(struct store *s, const struct hash256 *id, struct err_text *text)
+{
+    _cleanup_(freep) char *same = NULL;
+    char path[STORE_PATH_MAX] = "";
+    (void)pthread_mutex_lock(&s->mutex);
+    const struct entry *e = find(s, id);
+    enum err r = ERR_OK;
+    if (e && e->source) {
+        (void)snprintf(path, sizeof path, "%s", e->source);
+        r = read_source(s, id, e->manifest->files[0].n_bytes, &same);
+    }
+    (void)pthread_mutex_unlock(&s->mutex);
+    if (r == ERR_OK)
+        return ERR_OK;
+    return err_set(text, r,
+                   "%s: the file has changed or gone since `covey pull` read it: pull it again",
+                   path);
 }
 
 enum err store_manifest_bytes(struct store *s, const struct hash256 *id, struct buf *ret)

@@ -55,6 +55,9 @@ enum err store_get(struct store *s, const struct hash256 *id, struct store_entry
 enum err store_find(struct store *s, const char *word, struct store_entry *ret);
 /* Path of the data for model_open. The file has full size, but absent blocks are holes. */
 enum err store_path(struct store *s, const struct hash256 *id, char ret[STORE_PATH_MAX]);
+/* ERR_STALE, with a sentence that names the file, when the owner's file is no longer what was
+ * hashed. Nothing is read: size and time of change tell. */
+enum err store_check_source(struct store *s, const struct hash256 *id, struct err_text *text);
 /* The encoded manifest, to serve to a peer. */
 enum err store_manifest_bytes(struct store *s, const struct hash256 *id, struct buf *ret);
 

@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/stat.h>
 
 struct sysinfo_memory {
     uint64_t total_bytes;
@@ -22,5 +23,7 @@ uint64_t sysinfo_resident_bytes(void);
 void sysinfo_bound_allocator(void);
 /* Gives freed memory that the allocator keeps back to the system. Takes some milliseconds. */
 void sysinfo_give_back_memory(void);
+/* When the bytes of a file were last changed, in nanoseconds since 1970. */
+int64_t sysinfo_mtime_ns(const struct stat *st);
 
 #endif

@@ -120,3 +120,8 @@ void sysinfo_give_back_memory(void)
     (void)malloc_trim(0);
 #endif
 }
+
+int64_t sysinfo_mtime_ns(const struct stat *st)
+{
+    return (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec;
+}

@@ -58,3 +58,8 @@ void sysinfo_give_back_memory(void)
 {
     (void)malloc_zone_pressure_relief(NULL, 0);
 }
+
+int64_t sysinfo_mtime_ns(const struct stat *st)
+{
+    return (int64_t)st->st_mtimespec.tv_sec * 1000000000 + st->st_mtimespec.tv_nsec;
+}

@@ -4,6 +4,7 @@
 #include "agent/pull.h"
 #include "base/file.h"
 #include "base/util.h"
+#include "discovery/mdns_txt.h"
 #include "runtime/calibrate.h"
 #include "runtime/pool.h"
 #include "agent/loader.h"
@@ -108,10 +109,18 @@ static enum err add_file(struct worker *w, struct call *c, char name[MANIFEST_NA
     const char *wanted = json_string_value(json_object_get(call_args(c), "name"));
     if (!path)
         return err_set(text, ERR_INVALID, "a path is needed");
-    if (wanted)
-        (void)snprintf(name, MANIFEST_NAME_MAX, "%.95s", wanted);
+    if (wanted && strlen(wanted) >= MANIFEST_NAME_MAX)
+        name[0] = 0;
+    else if (wanted)
+        (void)snprintf(name, MANIFEST_NAME_MAX, "%s", wanted);
     else
         name_of_path(path, name);
+    if (!name[0] || !mdns_text_ok(name, strlen(name)))
+        return err_set(
+            text, ERR_INVALID,
+            "%.200s: no model can have this name: --name gives another, of 1 to %d bytes "
+            "of text",
+            path, MANIFEST_NAME_MAX - 1);
     struct progress p = {w, c, 0};
     return store_add_file(w->options.store, path, name, on_progress, &p, id, text);
 }

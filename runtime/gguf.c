@@ -133,7 +133,7 @@ static enum err map_and_read(struct gguf *g, struct err_text *text)
 static enum err open_file(struct gguf *g, struct err_text *text)
 {
     const char *path = g->path;
-    g->fd = open(path, O_RDONLY | O_CLOEXEC);
+    g->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO would have us wait for ever */
     struct stat st;
     if (g->fd < 0 || fstat(g->fd, &st) != 0)
         return err_set(text, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO,

@@ -1,0 +1,140 @@
+"""What unlucky users do: odd arguments, files that are no files, files that change behind the agent's back. Each ends
+with a sentence and an exit code that fits, and the agent serves on with right answers."""
+
+import os
+import shutil
+import subprocess
+import unittest
+
+from lab import Lab, TINY, binary
+
+ASK = ("Once upon a time", "--raw", "--ignore-eos", "--temperature", "0", "--max-tokens", "40")
+
+
+def copy_of_tiny(lab, name):
+    path = os.path.join(lab.folder, name)
+    shutil.copy(TINY, path)
+    return path
+
+
+class Arguments(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.lab = Lab()
+        cls.addClassCleanup(cls.lab.close)
+        cls.agent = cls.lab.agent("n0")
+        cls.agent.ok("pull", TINY, "--name", "tiny")
+        cls.agent.ok("load", "tiny", "--context", "256")
+
+    def raw_call(self, *words):
+        return subprocess.run([binary(), *words], env=self.agent.env, capture_output=True, timeout=60)
+
+    def test_arguments_that_are_no_text(self):
+        for words in (("plan", b"\xff\xfe"), ("run", "tiny", b"\xc3("), ("pull", b"/tmp/\xff.gguf"),
+                      ("ping", b"\xed\xa0\x80"), ("pull", TINY, "--name", b"\xff")):
+            r = self.raw_call(*words)
+            self.assertEqual(r.returncode, 2, (words, r))
+            self.assertIn(b"not valid UTF-8", r.stderr, words)
+
+    def test_values_that_no_option_can_have(self):
+        for words in (("load", "tiny", "--precision", "double"), ("debug", "logits", TINY, TINY, "--precision", "x"),
+                      ("run", "tiny", "x", "--temperature", "nan"), ("run", "tiny", "x", "--temperature", "inf"),
+                      ("run", "tiny", "x", "--top-p", "nan")):
+            r = self.agent.call(*words)
+            self.assertEqual(r.code, 2, (words, r))
+        r = self.agent.call("run", "tiny", "x", "--max-tokens", "0")
+        self.assertEqual(r.code, 1, r)
+        self.assertIn("max_tokens", r.err)
+        for field in ("max_tokens", "max_completion_tokens"):
+            status, body = self.agent.chat(**{field: 0})
+            self.assertEqual((status, body["error"]["type"]), (400, "invalid_request_error"), field)
+
+    def test_contexts_that_cannot_be(self):
+        """While the model runs with another context, which goes on."""
+        for context in ("2049", "4294967295"):
+            for verb in ("load", "plan"):
+                r = self.agent.call(verb, "tiny", "--context", context)
+                self.assertIn(r.code, (1, 4), r)
+                self.assertIn(f"a context of {context} is more than", r.err)
+        self.assertEqual(self.agent.model()["context"], 256)
+        self.assertEqual(len(self.agent.run(*ASK)["token_ids"]), 40)
+
+    def test_names_that_cannot_be_shown(self):
+        for name in ("", "a\nb", "a\x1b[31mb", "x" * 96):
+            r = self.agent.call("pull", TINY, "--name", name)
+            self.assertEqual(r.code, 1, (name, r))
+            self.assertIn("name", r.err)
+        self.assertEqual([m["name"] for m in self.agent.ask("ls")["models"]], ["tiny"])
+        for name in ("", "a\nb", b"x\xffy", "\x1b[31m"):
+            r = self.raw_call("serve", "--name", name)
+            self.assertEqual(r.returncode, 2, (name, r))
+
+    def test_home_too_long_for_a_socket(self):
+        for verb in ("status", "doctor"):
+            r = subprocess.run([binary(), verb], env=dict(os.environ, COVEY_HOME="/tmp/" + "h" * 120),
+                               capture_output=True, timeout=60)
+            self.assertEqual(r.returncode, 3, r)
+            self.assertIn(b"too long for a socket", r.stderr)
+
+    def test_version_and_empty_body(self):
+        self.assertEqual(self.agent.ok("version", "--json").json["version"], self.agent.status()["version"])
+        status, _, body = self.agent.http("POST", "/v1/chat/completions", b"")
+        self.assertEqual(status, 400)
+        self.assertIn(b"the body is empty", body)
+
+
+class Files(unittest.TestCase):
+    def setUp(self):
+        self.lab = Lab()
+        self.addCleanup(self.lab.close)
+        self.agent = self.lab.agent("n0")
+
+    def load(self, path):
+        self.agent.ok("pull", path, "--name", "tiny")
+        self.agent.ok("load", "tiny", "--context", "256")
+
+    def test_fifo_is_no_model(self):
+        fifo = os.path.join(self.lab.folder, "fifo")
+        os.mkfifo(fifo)
+        r = self.agent.call("pull", fifo)
+        self.assertEqual(r.code, 1, r)
+        self.assertIn("not a regular file", r.err)
+        self.agent.ok("pull", TINY, "--name", "tiny")
+        self.assertEqual(self.agent.terminate(), 0)
+
+    def test_file_that_changed_is_not_loaded(self):
+        path = copy_of_tiny(self.lab, "changed.gguf")
+        self.agent.ok("pull", path, "--name", "tiny")
+        with open(path, "r+b") as f:
+            f.seek(os.path.getsize(path) - 100000)
+            f.write(os.urandom(1000))
+        r = self.agent.call("load", "tiny", "--context", "256")
+        self.assertEqual(r.code, 4, r)
+        self.assertIn(path, r.err)
+        self.assertIn("has changed", r.err)
+
+    def test_answers_are_right_after_a_file_was_cut_and_restored(self):
+        """The pages that were missing must not stay zeros in a mapping that is kept."""
+        path = copy_of_tiny(self.lab, "cut.gguf")
+        self.load(path)
+        expected = self.agent.run(*ASK)["token_ids"]
+        os.truncate(path, 150000)
+        self.assertEqual(self.agent.call("run", "tiny", *ASK).code, 1)
+        self.agent.ok("stop", "tiny")
+        shutil.copy(TINY, path)
+        self.load(path)
+        self.assertEqual(self.agent.run(*ASK)["token_ids"], expected)
+
+    def test_model_whose_file_is_gone_can_be_stopped(self):
+        path = copy_of_tiny(self.lab, "gone.gguf")
+        self.load(path)
+        os.unlink(path)
+        self.agent.terminate()
+        self.agent.start()
+        self.assertEqual([m["name"] for m in self.agent.status()["models"]], ["tiny"])
+        self.agent.ok("stop", "tiny")
+        self.assertEqual(self.agent.status()["models"], [])
+
+
+if __name__ == "__main__":
+    unittest.main()
