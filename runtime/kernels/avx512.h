@@ -11,6 +11,7 @@
 #define AVX512_KEEP(v) __asm__("" : "+v"(v))
 
 void avx512_attention(struct kernel_ops *ops);
+void avx512_dense(struct kernel_ops *ops);
 void avx512_few(struct kernel_ops *ops);
 void avx512_panels(struct kernel_ops *ops);
 

@@ -30,6 +30,7 @@ struct kernels {
     struct kernel_ops ops;
     enum kernels_variant variant;
     struct pool *pool;
+    bool is_library; /* ops.whole is another library's */
     uint8_t *memory;
 };
 

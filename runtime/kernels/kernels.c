@@ -30,8 +30,10 @@ enum err kernels_new(struct pool *pool, enum kernels_variant variant, struct ker
     if (!k->memory)
         return ERR_NO_MEMORY;
     struct dense_whole whole;
-    if (wanted == KERNELS_BEST && dense_whole_find(&whole) &&
+    uint32_t own = k->ops.whole.run ? k->ops.whole.rows * k->ops.whole.outs : 0;
+    if (wanted == KERNELS_BEST && dense_whole_find(&whole) && whole.rows * whole.outs >= own &&
         dense_whole_exact(&whole, k->memory)) {
+        k->is_library = true;
         k->ops.whole = whole;
         k->ops.dense_rows = whole.rows;
         k->ops.dense_outs = whole.outs;
@@ -60,5 +62,5 @@ struct pool *kernels_pool(const struct kernels *k)
 
 bool kernels_use_library(const struct kernels *k)
 {
-    return k->ops.whole.run != NULL;
+    return k->is_library;
 }

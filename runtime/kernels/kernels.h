@@ -86,7 +86,8 @@ uint64_t kernels_memory_bytes(uint32_t n_threads);              /* that kernels_
 struct pool *kernels_pool(const struct kernels *k);
 
 /* True when dense prompt-sized products go through BLIS's micro-kernel. It is taken with
- * KERNELS_BEST only, and only after it has given the same bits as our own chains at this start. */
+ * KERNELS_BEST only, where ours has no larger tile (BLIS does not know every new CPU), and only
+ * after it has given the same bits as our own chains at this start. */
 bool kernels_use_library(const struct kernels *k);
 
 /* A digest of all kernels on fixed inputs, some milliseconds: equal on every CPU and variant of one

@@ -79,8 +79,8 @@ typedef void dense_pack_fn(const uint8_t *w, size_t stride, uint32_t n_in, float
 typedef void dense_tile_fn(const float *panel, size_t ldp, uint32_t n_in, const float *tile,
                            size_t ldx, uint32_t n_rows, float *y, size_t ldy, bool resume);
 
-/* A kernel of another library that takes a whole tile and panel, for whole chains only. It is used
- * after dense_whole_exact has found it to be such a chain. */
+/* A kernel that takes a whole tile and panel, for whole chains only: a variant's, or one of another
+ * library, which is used after dense_whole_exact has found it to be such a chain. */
 struct dense_whole {
     /* y[r][o] for all `rows` by `outs`; pitch ldy. NULL: there is none. */
     void (*run)(const struct dense_whole *w, const float *panel, uint32_t n_in, const float *tile,
