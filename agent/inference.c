@@ -37,7 +37,8 @@ enum inference_mail {
     MAIL_NO_ROUTE,
     MAIL_SUBMIT, /* owned: struct call */
     MAIL_CANCEL,
-    MAIL_LINK,  /* body: struct link_mail */
+    MAIL_LINK, /* body: struct link_mail */
+    MAIL_UNLINK,
     MAIL_SLEPT, /* body: uint64_t, of slept_us */
     MAIL_STOP,
 };
@@ -185,6 +186,11 @@ enum err inference_link(struct inference *inf, int fd, const struct hello_result
     if (e != ERR_OK)
         (void)close(fd);
     return e;
+}
+
+enum err inference_unlink(struct inference *inf, const struct node_id *peer)
+{
+    return mailbox_send(inf->to_self, MAIL_UNLINK, peer, sizeof *peer);
 }
 
 enum err inference_slept(struct inference *inf, uint64_t slept_us)
@@ -640,6 +646,12 @@ static void on_mail(struct inference *inf, struct mail *m)
     case MAIL_LINK:
         on_link(inf, m->bytes);
         break;
+    case MAIL_UNLINK: {
+        int i = link_index(inf, m->bytes);
+        if (i >= 0)
+            link_lost(inf, i);
+        break;
+    }
     case MAIL_SLEPT:
         on_slept(inf, m->bytes);
         break;

@@ -46,6 +46,8 @@ enum err inference_submit(struct inference *inf, struct call *take_call);
 enum err inference_cancel(struct inference *inf, const struct request_id *request);
 /* An authenticated data connection; `fd` is taken. It replaces a link to the same peer. */
 enum err inference_link(struct inference *inf, int fd, const struct hello_result *result);
+/* The peer is no member any more. */
+enum err inference_unlink(struct inference *inf, const struct node_id *peer);
 /* We slept (2.5), by clock_slept_us: links go, and no epoch is executed until it is committed
  * again. LOOP_SLEPT comes from the thread when it sees that before this call. */
 enum err inference_slept(struct inference *inf, uint64_t slept_us);

@@ -159,6 +159,7 @@ enum node_effect_type {
     NODE_EFFECT_PEER,      /* session is now the authenticated one of peer (for keys of links) */
     NODE_EFFECT_ANNOUNCE,  /* tags changed: announce node_tags() */
     NODE_EFFECT_MEASURE,   /* measure the bandwidth to peer at address (data port) */
+    NODE_EFFECT_UNLINK,    /* peer is no member any more: close every data connection with it */
     NODE_EFFECT_DIAL_LINK, /* open a data link to peer at address (data port) */
     NODE_EFFECT_PREPARE,   /* plan, stage */
     NODE_EFFECT_COMMIT,    /* epoch */

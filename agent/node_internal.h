@@ -20,6 +20,10 @@ enum {
     DIAL_STRANGER_MAX_US = 10 * 1000 * 1000,
     DIAL_JOIN_US = 400 * 1000,
     DIAL_DEADLINE_US = 4 * 1000 * 1000, /* a dial that the shell never reported back on */
+    /* Of several addresses some may be dead and say nothing: the first round over them is quick,
+     * each further one twice as patient, up to the deadline. */
+    DIAL_PATIENCE_US = 400 * 1000,
+    DIAL_SILENT_US = 2 * 1000 * 1000, /* no answer anywhere for so long is told to gossip */
     JOIN_DEADLINE_US = 20 * 1000 * 1000,
     SIMULTANEOUS_US = 2 * 1000 * 1000, /* two sessions this close together were dialled at once */
     STABLE_US = 1000 * 1000,           /* a session that lived shorter is not redialled at once */
@@ -46,6 +50,7 @@ struct node_session {
     uint64_t boot_id;
     char instance[NODE_INSTANCE_MAX]; /* of the found entry that it was dialled for */
     uint64_t since_us;
+    uint64_t patience_us; /* with a dial */
 };
 
 struct peer_address {
@@ -63,6 +68,8 @@ struct peer {
     struct peer_address addresses[NODE_ADDRESSES_MAX];
     uint32_t n_addresses, next_address;
     uint32_t n_failed_refused, n_failed; /* in this round over the addresses */
+    uint32_t n_rounds;                   /* since the last session */
+    uint64_t dialled_us;                 /* first, since then or since gossip was told; 0: not */
     uint64_t dial_due_us, dial_wait_us;
     uint64_t lived_us; /* the last session */
     uint64_t dialling; /* session id, 0: none */

@@ -96,6 +96,9 @@ static void peer_remove(struct node *n, uint32_t i)
     if (p->session)
         sessions_close(n, p->session);
     (void)node_feed_swim(n, &(struct swim_event){.type = SWIM_EVENT_MEMBER_REMOVE, .peer = id});
+    struct node_effect *e = node_effect(n, NODE_EFFECT_UNLINK);
+    if (e)
+        e->peer = id;
     n->peers[i] = n->peers[--n->n_peers];
 }
 
@@ -234,7 +237,8 @@ static void adopt(struct node *n, struct peer *p, struct node_session *s)
     p->session = s->id;
     p->dialling = 0;
     n->links_due_us = n->now_us; /* what was said while there was no session is over */
-    p->n_failed = p->n_failed_refused = p->n_dropped = 0;
+    p->n_failed = p->n_failed_refused = p->n_dropped = p->n_rounds = 0;
+    p->dialled_us = 0;
     struct node_effect *e = node_effect(n, NODE_EFFECT_PEER);
     if (e) {
         e->session = s->id;
@@ -274,6 +278,10 @@ void sessions_authenticated(struct node *n, uint64_t session, const struct trust
     struct address at = s->address;
     at.port = s->inbound ? who->self.control_port : at.port;
     (void)peer_add_address(n, p, &at, true);
+    for (uint32_t i = 0; i < p->n_addresses; i++) { /* there it answers: tried first next time */
+        if (address_eq(&p->addresses[i].address, &at))
+            p->next_address = i;
+    }
     claim_found(n, p, s);
     if (!corpse) {
         tell_session(n, &p->id, SWIM_SESSION_UP);
@@ -296,10 +304,12 @@ static void dial_failed(struct node *n, struct peer *p, enum node_down how)
     p->dial_due_us = n->now_us + (round_over ? p->dial_wait_us : 0);
     if (!round_over)
         return;
-    if (!p->session)
-        tell_session(n, &p->id,
-                     p->n_failed_refused == p->n_failed ? SWIM_SESSION_REFUSED
-                                                        : SWIM_SESSION_TIMED_OUT);
+    bool refused = p->n_failed_refused == p->n_failed;
+    if (!p->session && (refused || n->now_us >= p->dialled_us + DIAL_SILENT_US)) {
+        tell_session(n, &p->id, refused ? SWIM_SESSION_REFUSED : SWIM_SESSION_TIMED_OUT);
+        p->dialled_us = 0;
+    }
+    p->n_rounds++;
     p->dial_wait_us = MIN_OF(p->dial_wait_us * 2, (uint64_t)DIAL_MEMBER_MAX_US);
     p->dial_due_us += rng_below(&n->rng, p->dial_wait_us / 4 + 1);
     p->n_failed = p->n_failed_refused = 0;
@@ -335,7 +345,10 @@ void sessions_down(struct node *n, uint64_t session, enum node_down how)
         uint64_t most = n->join_call && f->invites ? DIAL_JOIN_US : DIAL_STRANGER_MAX_US;
         f->dialling = 0;
         f->n_dropped += how == NODE_DOWN_DENIED;
-        f->dial_due_us = n->now_us + MIN_OF(f->dial_wait_us, most);
+        if (f->is.n_addresses > 1 && f->next_address % f->is.n_addresses != 0)
+            f->dial_due_us = n->now_us; /* the other addresses first */
+        else
+            f->dial_due_us = n->now_us + MIN_OF(f->dial_wait_us, most);
         f->dial_wait_us = MIN_OF(f->dial_wait_us * 2, (uint64_t)DIAL_STRANGER_MAX_US);
     }
     bool known = !node_id_is_zero(&was.peer);
@@ -445,20 +458,21 @@ enum err sessions_found(struct node *n, const struct node_found *is)
 
 /* `attempt` counts the first messages in a row that were dropped: the next secret is tried then
  * (proto/trust.h). */
-static uint64_t dial(struct node *n, const struct address *a, enum purpose purpose,
-                     uint32_t attempt, const struct node_id *peer, const char *instance)
+static struct node_session *dial(struct node *n, const struct address *a, enum purpose purpose,
+                                 uint32_t attempt, const struct node_id *peer, const char *instance)
 {
     struct session_psk psk;
     if (purpose == PURPOSE_JOIN) {
         if (!trust_join_psk(n->trust, &psk))
-            return 0;
+            return NULL;
     } else {
         trust_dial_psk_at(n->trust, attempt, &psk);
     }
     struct node_session *s = session_new_slot(n);
     struct node_effect *e = s ? node_effect(n, NODE_EFFECT_DIAL) : NULL;
     if (!e)
-        return 0;
+        return NULL;
+    s->patience_us = DIAL_DEADLINE_US;
     s->id = ++n->next_session;
     s->state = SESSION_DIALLING;
     s->purpose = purpose;
@@ -470,7 +484,14 @@ static uint64_t dial(struct node *n, const struct address *a, enum purpose purpo
     e->address = *a;
     memcpy(e->psk, psk.key, sizeof e->psk);
     e->psk_tag = psk.tag;
-    return s->id;
+    return s;
+}
+
+static uint64_t patience_us(uint32_t n_addresses, uint32_t n_rounds)
+{
+    if (n_addresses <= 1)
+        return DIAL_DEADLINE_US;
+    return MIN_OF((uint64_t)DIAL_DEADLINE_US, (uint64_t)DIAL_PATIENCE_US << MIN_OF(n_rounds, 4u));
 }
 
 static void dial_peer(struct node *n, struct peer *p)
@@ -479,9 +500,14 @@ static void dial_peer(struct node *n, struct peer *p)
         n->stopping)
         return;
     const struct address *a = &p->addresses[p->next_address++ % p->n_addresses].address;
-    p->dialling = dial(n, a, PURPOSE_MEMBER, p->n_dropped, &p->id, NULL);
-    if (!p->dialling)
+    struct node_session *s = dial(n, a, PURPOSE_MEMBER, p->n_dropped, &p->id, NULL);
+    if (!s) {
         p->dial_due_us = n->now_us + DIAL_FIRST_US;
+        return;
+    }
+    p->dialling = s->id;
+    p->dialled_us = p->dialled_us ? p->dialled_us : n->now_us;
+    s->patience_us = patience_us(p->n_addresses, p->n_rounds);
 }
 
 static bool wants_dial(const struct node *n, const struct found *f)
@@ -500,11 +526,16 @@ static void dial_found(struct node *n, struct found *f)
 {
     if (!wants_dial(n, f) || n->now_us < f->dial_due_us)
         return;
+    uint32_t round = f->next_address / f->is.n_addresses;
     const struct address *a = &f->is.addresses[f->next_address++ % f->is.n_addresses];
-    f->dialling =
+    struct node_session *s =
         dial(n, a, n->join_call ? PURPOSE_JOIN : PURPOSE_FOUND, f->n_dropped, NULL, f->is.instance);
-    if (!f->dialling)
+    if (!s) {
         f->dial_due_us = n->now_us + DIAL_FIRST_US;
+        return;
+    }
+    f->dialling = s->id;
+    s->patience_us = patience_us(f->is.n_addresses, round);
 }
 
 void sessions_redial(struct node *n, const struct node_id *id)
@@ -521,7 +552,7 @@ static void expire_dials(struct node *n)
 {
     for (int i = 0; i < NODE_SESSIONS_MAX; i++) {
         struct node_session *s = &n->sessions[i];
-        if (s->id && s->state == SESSION_DIALLING && n->now_us >= s->since_us + DIAL_DEADLINE_US) {
+        if (s->id && s->state == SESSION_DIALLING && n->now_us >= s->since_us + s->patience_us) {
             uint64_t id = s->id;
             struct node_effect *e = node_effect(n, NODE_EFFECT_CLOSE);
             if (e)
@@ -684,7 +715,7 @@ uint64_t sessions_next_due(const struct node *n)
     uint64_t due = n->join_call ? n->join_until_us : UINT64_MAX;
     for (int i = 0; i < NODE_SESSIONS_MAX; i++) {
         if (n->sessions[i].id && n->sessions[i].state == SESSION_DIALLING)
-            due = MIN_OF(due, n->sessions[i].since_us + DIAL_DEADLINE_US);
+            due = MIN_OF(due, n->sessions[i].since_us + n->sessions[i].patience_us);
     }
     for (int i = 0; i < NODE_FOUND_MAX; i++) {
         if (wants_dial(n, &n->found[i]))

@@ -178,7 +178,8 @@ static bool computes_alike(struct agent *a, const struct hello_result *r)
 
 static void take_link(struct agent *a, int fd, const struct hello_result *result)
 {
-    if (computes_alike(a, result))
+    /* It may have been revoked while the connection was made. */
+    if (trust_is_member(node_trust(a->node), &result->peer) && computes_alike(a, result))
         (void)inference_link(a->inference, fd, result);
     else
         (void)close(fd);
@@ -312,6 +313,9 @@ static void carry_out(struct agent *a, struct node_effect *x)
         break;
     case NODE_EFFECT_MEASURE:
         measure(a, x);
+        break;
+    case NODE_EFFECT_UNLINK:
+        (void)inference_unlink(a->inference, &x->peer);
         break;
     case NODE_EFFECT_DIAL_LINK:
         agent_dial_data(a, &x->peer, &x->address, HELLO_DATA);

@@ -19,14 +19,18 @@ enum sim_fault {
     SIM_ONE_WAY = 16, /* partitions of one direction */
     SIM_CRASHES = 32, /* and restarts with what was on the disk */
     SIM_SLEEP = 64,
-    SIM_CLOCKS = 128,  /* wall time jumps */
-    SIM_SLOW = 256,    /* machines that take their time */
-    SIM_LEAVES = 512,  /* polite stops, leaving the cluster, joining again */
-    SIM_LOADS = 1024,  /* stages that cannot be loaded */
-    SIM_WANTS = 2048,  /* a second model comes and goes */
-    SIM_MEMORY = 4096, /* other programs take memory and give it back */
-    SIM_NAPS = 8192,   /* sleep in the middle of an answer */
-    SIM_ANY_EVENT = SIM_CUTS | SIM_PARTITIONS | SIM_CRASHES | SIM_SLEEP | SIM_LEAVES | SIM_MEMORY,
+    SIM_CLOCKS = 128,           /* wall time jumps */
+    SIM_SLOW = 256,             /* machines that take their time */
+    SIM_LEAVES = 512,           /* polite stops, leaving the cluster, joining again */
+    SIM_LOADS = 1024,           /* stages that cannot be loaded */
+    SIM_WANTS = 2048,           /* a second model comes and goes */
+    SIM_MEMORY = 4096,          /* other programs take memory and give it back */
+    SIM_NAPS = 8192,            /* sleep in the middle of an answer */
+    SIM_REVOKES = 16384,        /* members are expelled */
+    SIM_DEAD_ADDRESSES = 32768, /* discovery shows addresses where nobody answers */
+    SIM_CLONES = 65536,         /* a second machine starts from a copy of another one's disk */
+    SIM_ANY_EVENT = SIM_REVOKES | SIM_CLONES | SIM_CUTS | SIM_PARTITIONS | SIM_CRASHES | SIM_SLEEP |
+                    SIM_LEAVES | SIM_MEMORY,
     SIM_ALL = 16383,
 };
 

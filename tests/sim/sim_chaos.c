@@ -40,6 +40,22 @@ static void seed_fill(void *ctx, uint8_t *to, size_t n)
         to[i] = (uint8_t)rng_u64(ctx);
 }
 
+/* A cable that is not plugged in, a network that others do not reach. */
+static void show_addresses(struct sim *w, struct machine *m)
+{
+    m->shown[0] = m->address;
+    m->n_shown = 1;
+    if (!sim_has(w, SIM_DEAD_ADDRESSES) || sim_chance(w, 3))
+        return;
+    m->n_shown = 2 + sim_below(w, 3);
+    uint32_t at = sim_below(w, m->n_shown);
+    for (uint32_t i = 0; i < m->n_shown; i++) {
+        m->shown[i] = m->address;
+        if (i != at)
+            m->shown[i].ip[2] = (uint8_t)(i + 1);
+    }
+}
+
 static void make_machines(struct sim *w)
 {
     struct rng keys; /* the same machines in each run */
@@ -53,6 +69,7 @@ static void make_machines(struct sim *w)
         m->address = (struct address){.family = 4, .port = CONTROL_PORT};
         m->address.ip[0] = 10;
         m->address.ip[3] = (uint8_t)(i + 1);
+        show_addresses(w, m);
         m->budget_bytes = (w->n == 1 ? 1200 : w->n == 2 ? 350 : 200) * MIB;
         m->budget_bytes += sim_below(w, sim_chance(w, 4) ? 1500 : 600) * MIB;
         m->budget_usual_bytes = m->budget_bytes;
@@ -76,6 +93,8 @@ static void make_request(struct sim *w, uint64_t at, bool must_succeed, uint32_t
     for (uint32_t i = 0; i < sizeof q->id.bytes; i++)
         q->id.bytes[i] = (uint8_t)sim_below(w, 256);
     q->entry = sim_below(w, w->n);
+    while (must_succeed && w->machines[q->entry].revoked)
+        q->entry = (q->entry + 1) % w->n;
     q->model = model;
     q->must_succeed = must_succeed;
     q->n_prompt = 1 + sim_below(w, 40);
@@ -140,8 +159,9 @@ bool chaos_is_member(const struct sim *w, const struct machine *m)
     const struct machine *founder = &w->machines[0];
     if (!m->alive || !founder->alive)
         return false;
-    return hash256_eq(trust_cluster_id(node_trust(m->node)),
-                      trust_cluster_id(node_trust(founder->node)));
+    const struct trust *t = node_trust(founder->node);
+    return trust_is_member(t, &m->identity.id) &&
+           hash256_eq(trust_cluster_id(node_trust(m->node)), trust_cluster_id(t));
 }
 
 /* Whoever is not in gets a token from a member, and tries again when that does not work. */
@@ -340,6 +360,47 @@ static void fault_leave(struct sim *w, struct machine *m)
         m->number;
 }
 
+/* Does the membership of `who` rest on `on`, as the founder sees it? */
+static bool rests_on(const struct sim *w, const struct machine *who, const struct machine *on)
+{
+    const struct trust *t = node_trust(w->machines[0].node);
+    struct node_id id = who->identity.id;
+    for (uint32_t depth = 0; depth < MACHINES; depth++) {
+        struct trust_member m;
+        uint32_t i = 0;
+        if (node_id_eq(&id, &on->identity.id))
+            return true;
+        while (trust_member_at(t, i, &m) && !node_id_eq(&m.id, &id))
+            i++;
+        if (!trust_member_at(t, i, &m) || node_id_eq(&m.issuer, &id))
+            return false;
+        id = m.issuer;
+    }
+    return false;
+}
+
+/* A member is expelled for ever. A revocation by one who is expelled later may be void, and that
+ * the test of the trust core covers: here nobody on whom a revocation rests is expelled. */
+static void fault_revoke(struct sim *w, struct machine *m)
+{
+    struct machine *by = someone(w);
+    if (m->number == 0 || m->revoked || !by || by == m || by->revoked || by->crash_at ||
+        !w->machines[0].alive || !chaos_is_member(w, m) ||
+        ((w->o.faults & SIM_WANTS) && m->number == w->n - 1)) /* holds a model alone */
+        return;
+    for (uint32_t i = 0; i < w->n; i++) {
+        if (w->machines[i].revoker && rests_on(w, &w->machines[i], m))
+            return;
+    }
+    enum err e = machine_step(
+        w, by, &(struct node_event){.type = NODE_EVENT_REVOKE, .peer = m->identity.id});
+    sim_trace(w, "%u revokes %u: %s", by->number, m->number, err_name(e));
+    if (e != ERR_OK)
+        return;
+    by->revoker = m->revoked = true;
+    m->wants_in = false;
+}
+
 static void fault_cut(struct sim *w)
 {
     if (w->n_live > 0)
@@ -348,9 +409,9 @@ static void fault_cut(struct sim *w)
 
 void chaos_fault(struct sim *w)
 {
-    static const enum sim_fault kinds[] = {SIM_CUTS,       SIM_CUTS,    SIM_PARTITIONS,
-                                           SIM_PARTITIONS, SIM_CRASHES, SIM_CRASHES,
-                                           SIM_SLEEP,      SIM_LEAVES,  SIM_MEMORY};
+    static const enum sim_fault kinds[] = {SIM_CUTS,    SIM_CUTS,    SIM_PARTITIONS, SIM_PARTITIONS,
+                                           SIM_CRASHES, SIM_CRASHES, SIM_SLEEP,      SIM_LEAVES,
+                                           SIM_MEMORY,  SIM_REVOKES};
     enum sim_fault kind = kinds[sim_below(w, ARRAY_LEN(kinds))];
     while (!sim_has(w, kind) && !w->healed && (w->o.faults & SIM_ANY_EVENT))
         kind = kinds[sim_below(w, ARRAY_LEN(kinds))];
@@ -370,18 +431,32 @@ void chaos_fault(struct sim *w)
         fault_sleep(w, m);
     else if (kind == SIM_LEAVES && awake)
         fault_leave(w, m);
+    else if (kind == SIM_REVOKES)
+        fault_revoke(w, m);
     else if (kind == SIM_MEMORY && awake)
         machine_budget(w, m, m->budget_usual_bytes / 10 * (4 + sim_below(w, 8)));
 }
 
 /* --- healing --- */
 
+static bool revoked_everywhere(const struct sim *w, const struct machine *m)
+{
+    for (uint32_t i = 0; i < w->n; i++) {
+        const struct machine *other = &w->machines[i];
+        if (!other->revoked &&
+            trust_role(node_trust(other->node), &m->identity.id) != TRUST_ROLE_REVOKED)
+            return false;
+    }
+    return true;
+}
+
 /* Every machine runs, is awake, reaches every other and is a member; only then the time counts. */
 void chaos_heal(struct sim *w)
 {
     bool ready = true;
-    w->o.faults &= ~(uint32_t)(SIM_DATAGRAMS | SIM_STALLS | SIM_CUTS | SIM_PARTITIONS |
-                               SIM_CRASHES | SIM_SLEEP | SIM_LEAVES | SIM_MEMORY | SIM_NAPS);
+    w->o.faults &=
+        ~(uint32_t)(SIM_DATAGRAMS | SIM_STALLS | SIM_CUTS | SIM_PARTITIONS | SIM_CRASHES |
+                    SIM_SLEEP | SIM_LEAVES | SIM_MEMORY | SIM_NAPS | SIM_REVOKES | SIM_CLONES);
     for (uint32_t i = 0; i < w->n; i++) {
         struct machine *m = &w->machines[i];
         m->crash_at = 0;
@@ -390,8 +465,10 @@ void chaos_heal(struct sim *w)
     /* Partitions go last: what has to do with them is what is to be seen. */
     if (ready) {
         bool all_in = true;
-        for (uint32_t i = 0; i < w->n; i++)
-            all_in &= chaos_is_member(w, &w->machines[i]);
+        for (uint32_t i = 0; i < w->n; i++) {
+            const struct machine *m = &w->machines[i];
+            all_in &= m->revoked ? revoked_everywhere(w, m) : chaos_is_member(w, m);
+        }
         if (!all_in)
             memset(w->blocked, 0, sizeof w->blocked); /* or they could not join */
         ready = all_in;

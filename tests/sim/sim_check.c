@@ -16,7 +16,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LOOK_US = 200 * MS, DIALS_MAX = 25 /* of one machine to another, in a second */ };
+enum {
+    LOOK_US = 200 * MS,
+    DIALS_MAX = 25,        /* of one machine to another, in a second */
+    UNLINK_US = 6 * SECOND /* the data plane may be computing when it is told */
+};
 
 static void check_locals(struct sim *w, struct machine *m)
 {
@@ -81,6 +85,29 @@ static void check_incarnations(struct sim *w, struct machine *m)
     }
 }
 
+/* 1.5: who is revoked has no session and no record here, and soon no link. */
+static void check_revoked(struct sim *w, struct machine *m)
+{
+    for (uint32_t i = 0; i < w->n; i++) {
+        const struct node_id *id = &w->machines[i].identity.id;
+        struct swim_member_view v;
+        if (i == m->number || !w->machines[i].revoked)
+            continue;
+        if (trust_role(node_trust(m->node), id) != TRUST_ROLE_REVOKED) {
+            m->revoked_since_us[i] = 0; /* not heard yet, or of another cluster */
+            continue;
+        }
+        if (m->revoked_since_us[i] == 0)
+            m->revoked_since_us[i] = w->now;
+        if (node_session_of(m->node, id))
+            sim_fail(w, "machine %u keeps a session with %u, which is revoked", m->number, i);
+        if (swim_member(node_swim(m->node), id, &v))
+            sim_fail(w, "machine %u keeps the record of %u, which is revoked", m->number, i);
+        if (m->links[i] && w->now > m->revoked_since_us[i] + UNLINK_US)
+            sim_fail(w, "machine %u keeps a data link to %u, which is revoked", m->number, i);
+    }
+}
+
 void check_step(struct sim *w, struct machine *m)
 {
     const struct control *c = node_control(m->node);
@@ -94,6 +121,7 @@ void check_step(struct sim *w, struct machine *m)
                  (unsigned long long)(control_reserved_bytes(c) >> 20),
                  (unsigned long long)(m->budget_most_bytes >> 20));
     check_locals(w, m);
+    check_revoked(w, m);
     const struct hash256 *cluster = trust_cluster_id(node_trust(m->node));
     if (!hash256_eq(cluster, &m->cluster)) { /* left or joined: what it saw is forgotten */
         m->cluster = *cluster;
@@ -270,7 +298,7 @@ static bool sees_all(struct sim *w, struct machine *m, char ret[256])
     for (uint32_t i = 0; i < w->n; i++) {
         const struct machine *other = &w->machines[i];
         struct swim_member_view v;
-        if (other == m)
+        if (other == m || other->revoked)
             continue;
         bool is = swim_member(node_swim(m->node), &other->identity.id, &v);
         if (is && v.state == SWIM_ALIVE && v.boot_id == other->boot_id &&
@@ -308,6 +336,8 @@ bool check_agree(struct sim *w, char ret[256])
         struct machine *m = &w->machines[i];
         struct node_id id;
         uint64_t t;
+        if (m->revoked)
+            continue;
         if (!m->alive || m->asleep || !chaos_is_member(w, m)) {
             (void)snprintf(ret, 256, "machine %u is not there", i);
             return false;
@@ -349,7 +379,7 @@ static bool fits(struct sim *w, uint32_t model)
         const struct machine *m = &w->machines[i];
         t->nodes[i] = (struct topology_node){.id = m->identity.id,
                                              .boot_id = m->boot_id,
-                                             .eligible = true,
+                                             .eligible = !m->revoked,
                                              .arithmetic_version = ARITHMETIC,
                                              .budget_bytes = m->budget_bytes,
                                              .stream_bytes_per_s = 1e9,
@@ -370,9 +400,11 @@ static bool runs_everywhere(struct sim *w, uint32_t model)
     for (uint32_t i = 0; p && i < w->n; i++) {
         const struct control *c = node_control(w->machines[i].node);
         const struct plan *other = control_active(c, &w->shapes[model].model);
-        if (!other || !epoch_eq(&other->epoch, &p->epoch))
-            return false;
         int stage = plan_stage_of(p, &w->machines[i].identity.id);
+        if (w->machines[i].revoked && stage < 0)
+            continue;
+        if (w->machines[i].revoked || !other || !epoch_eq(&other->epoch, &p->epoch))
+            return false;
         bool executes = stage < 0;
         for (uint32_t k = 0; k < control_n_local(c); k++) {
             struct control_local l;

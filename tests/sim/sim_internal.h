@@ -111,6 +111,7 @@ enum mail_type {
     MAIL_SUBMIT,
     MAIL_CANCEL,
     MAIL_LINK,
+    MAIL_UNLINK,
     MAIL_SLEPT,
     /* to the loop */
     MAIL_WOKEN,
@@ -161,6 +162,8 @@ struct machine {
     struct identity identity;
     struct rng rng; /* what its random source draws from */
     struct address address;
+    struct address shown[4]; /* by discovery: it, and perhaps some where nobody answers */
+    uint32_t n_shown;
     uint64_t budget_bytes, budget_usual_bytes;
     uint64_t budget_most_bytes; /* since it started: what was reserved then may stay */
     double speed;
@@ -207,13 +210,15 @@ struct machine {
     uint64_t progress_due_us;
 
     /* people */
-    bool wants_in;        /* is to be a member */
+    bool wants_in; /* is to be a member */
+    bool revoked, revoker;
     uint64_t join_try_us; /* no new token before */
     uint32_t issuer;
 
     /* what was seen, for checks */
     uint64_t term_seen, own_incarnation;
     uint64_t incarnations[MACHINES];
+    uint64_t revoked_since_us[MACHINES]; /* that it knows of; 0: it does not */
     struct hash256 cluster;
     uint64_t dials_since_us[MACHINES];
     uint32_t n_dials[MACHINES]; /* since then */

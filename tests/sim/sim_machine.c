@@ -84,6 +84,7 @@ void machine_start(struct sim *w, struct machine *m)
     m->own_incarnation = 0;
     m->next_accepted = 0;
     memset(m->incarnations, 0, sizeof m->incarnations);
+    memset(m->revoked_since_us, 0, sizeof m->revoked_since_us);
     memset(m->link_dialling, 0, sizeof m->link_dialling);
     m->node = new_node(w, m);
     if (!m->node)
@@ -284,6 +285,11 @@ static void carry_out(struct sim *w, struct machine *m, struct node_effect *x)
             e->x = i ? m->number : to;
             e->y = open ? 100 * 1000 * 1000 : 0;
         }
+        break;
+    }
+    case NODE_EFFECT_UNLINK: {
+        uint32_t peer = sim_number(w, &x->peer);
+        stage_mail(w, m, &(struct mail){.type = MAIL_UNLINK, .number = peer}, false);
         break;
     }
     case NODE_EFFECT_DIAL_LINK:

@@ -513,8 +513,8 @@ void net_announce(struct sim *w, struct machine *m, bool gone)
         if (!gone)
             node_tags(m->node, f->instance, f->cluster_tag, &f->n_cluster_tag, f->invite_tag,
                       &f->n_invite_tag);
-        f->addresses[0] = m->address;
-        f->n_addresses = 1;
+        memcpy(f->addresses, m->shown, m->n_shown * sizeof m->shown[0]);
+        f->n_addresses = m->n_shown;
         sim_post(w, w->now + 1 * MS + sim_below(w, 100 * MS), EV_FOUND, i)->p = f;
     }
 }

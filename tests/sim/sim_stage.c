@@ -382,6 +382,10 @@ static void on_mail(struct sim *w, struct machine *m, const struct mail *mail)
     case MAIL_LINK:
         link_up(w, m, mail->number);
         break;
+    case MAIL_UNLINK:
+        if (mail->number < w->n)
+            stage_link_lost(w, m, mail->number, true);
+        break;
     case MAIL_SLEPT:
         step(w, m, &(struct pipeline_event){.type = PIPELINE_SUSPEND});
         for (uint32_t i = 0; i < w->n; i++)

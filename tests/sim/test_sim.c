@@ -24,13 +24,15 @@ struct world_kind {
 static const struct world_kind KINDS[] = {
     {"quiet", 0, 0, 40},
     {"datagrams", SIM_DATAGRAMS, 0, 60},
-    {"cuts", SIM_CUTS | SIM_STALLS | SIM_DATAGRAMS, 0, 150},
-    {"partitions", SIM_PARTITIONS | SIM_ONE_WAY | SIM_DATAGRAMS, 0, 200},
-    {"crashes", SIM_CRASHES | SIM_CLOCKS | SIM_LOADS, 0, 200},
-    {"sleep", SIM_SLEEP | SIM_LEAVES | SIM_SLOW, 0, 150},
+    {"cuts", SIM_CUTS | SIM_STALLS | SIM_DATAGRAMS, 0, 110},
+    {"partitions", SIM_PARTITIONS | SIM_ONE_WAY | SIM_DATAGRAMS, 0, 160},
+    {"crashes", SIM_CRASHES | SIM_CLOCKS | SIM_LOADS, 0, 170},
+    {"sleep", SIM_SLEEP | SIM_LEAVES | SIM_SLOW, 0, 120},
     {"alone", SIM_SLEEP | SIM_NAPS, 1, 60},
     {"memory", SIM_MEMORY | SIM_WANTS | SIM_LOADS, 0, 100},
-    {"all", SIM_ALL, 0, 300},
+    {"revokes", SIM_REVOKES | SIM_CUTS | SIM_PARTITIONS | SIM_DATAGRAMS, 0, 60},
+    {"addresses", SIM_DEAD_ADDRESSES | SIM_CUTS | SIM_CRASHES | SIM_PARTITIONS, 0, 60},
+    {"all", SIM_ALL, 0, 240},
 };
 enum { N_KINDS = sizeof KINDS / sizeof KINDS[0] };
 
