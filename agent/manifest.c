@@ -1,5 +1,6 @@
 #include "agent/manifest.h"
 
+#include "base/file.h"
 #include "base/util.h"
 #include "transport/bulk.h"
 
@@ -137,20 +138,6 @@ enum err manifest_decode(const uint8_t *bytes, size_t n, struct manifest **ret)
     return ERR_OK;
 }
 
-static enum err read_leaf(int fd, uint8_t *to, size_t n)
-{
-    while (n > 0) {
-        ssize_t k = read(fd, to, n);
-        if (k < 0 && errno == EINTR)
-            continue;
-        if (k <= 0)
-            return ERR_IO;
-        to += k;
-        n -= (size_t)k;
-    }
-    return ERR_OK;
-}
-
 static enum err hash_leaves(int fd, struct manifest_file *f, manifest_progress progress, void *ctx)
 {
     _cleanup_(freep) uint8_t *leaf = malloc(MANIFEST_LEAF_BYTES);
@@ -159,7 +146,7 @@ static enum err hash_leaves(int fd, struct manifest_file *f, manifest_progress p
     for (uint32_t i = 0; i < f->n_leaves; i++) {
         uint64_t at = (uint64_t)i * MANIFEST_LEAF_BYTES;
         size_t n = (size_t)MIN_OF((uint64_t)MANIFEST_LEAF_BYTES, f->n_bytes - at);
-        TRY(read_leaf(fd, leaf, n));
+        TRY(file_read_at(fd, at, leaf, n));
         f->leaves[i] = manifest_leaf_hash(leaf, n);
         if (progress && !progress(ctx, at + n, f->n_bytes))
             return ERR_CANCELLED;

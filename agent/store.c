@@ -511,22 +511,6 @@ enum err store_map(struct store *s, const struct hash256 *id, uint8_t *ret, size
     return r;
 }
 
-static enum err pread_all(int fd, uint64_t offset, void *to, size_t n)
-{
-    uint8_t *p = to;
-    while (n > 0) {
-        ssize_t k = pread(fd, p, n, (off_t)offset);
-        if (k < 0 && errno == EINTR)
-            continue;
-        if (k <= 0)
-            return ERR_IO;
-        p += k;
-        offset += (uint64_t)k;
-        n -= (size_t)k;
-    }
-    return ERR_OK;
-}
-
 enum err store_read(struct store *s, const struct hash256 *id, uint64_t offset, void *to, size_t n)
 {
     (void)pthread_mutex_lock(&s->mutex);
@@ -542,26 +526,10 @@ enum err store_read(struct store *s, const struct hash256 *id, uint64_t offset, 
     }
     (void)pthread_mutex_unlock(&s->mutex);
     if (r == ERR_OK)
-        r = pread_all(fd, offset, to, n);
+        r = file_read_at(fd, offset, to, n);
     if (fd >= 0)
         (void)close(fd);
     return r;
-}
-
-static enum err pwrite_all(int fd, uint64_t offset, const void *from, size_t n)
-{
-    const uint8_t *p = from;
-    while (n > 0) {
-        ssize_t k = pwrite(fd, p, n, (off_t)offset);
-        if (k < 0 && errno == EINTR)
-            continue;
-        if (k <= 0)
-            return ERR_IO;
-        p += k;
-        offset += (uint64_t)k;
-        n -= (size_t)k;
-    }
-    return ERR_OK;
 }
 
 /* With the mutex held, into an entry with a map. */
@@ -576,7 +544,7 @@ static enum err write_block(const struct store *s, struct entry *e, uint32_t lea
     if (!hash256_eq(&h, &file->leaves[leaf]))
         return err_set(text, ERR_CORRUPT, "block %u of %s arrived damaged", leaf,
                        e->manifest->name);
-    enum err r = pwrite_all(e->fd, (uint64_t)leaf * MANIFEST_LEAF_BYTES, bytes, n);
+    enum err r = file_write_at(e->fd, (uint64_t)leaf * MANIFEST_LEAF_BYTES, bytes, n);
     if (r != ERR_OK)
         return err_set(text, r, "%s: writing %s failed: %s", s->folder, e->manifest->name,
                        strerror(errno));

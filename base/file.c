@@ -37,55 +37,76 @@ enum err file_sync(int fd)
     return fsync(fd) == 0 ? ERR_OK : ERR_IO;
 }
 
-static enum err write_all(int fd, const void *bytes, size_t n)
+enum err file_read_at(int fd, uint64_t offset, void *to, size_t n)
 {
-    const char *p = bytes;
+    uint8_t *p = to;
     while (n > 0) {
-        ssize_t k = write(fd, p, n);
+        ssize_t k = pread(fd, p, n, (off_t)offset);
         if (k < 0 && errno == EINTR)
             continue;
         if (k <= 0)
             return ERR_IO;
         p += k;
+        offset += (uint64_t)k;
         n -= (size_t)k;
     }
     return ERR_OK;
 }
 
+enum err file_write_at(int fd, uint64_t offset, const void *from, size_t n)
+{
+    const uint8_t *p = from;
+    while (n > 0) {
+        ssize_t k = pwrite(fd, p, n, (off_t)offset);
+        if (k < 0 && errno == EINTR)
+            continue;
+        if (k <= 0)
+            return ERR_IO;
+        p += k;
+        offset += (uint64_t)k;
+        n -= (size_t)k;
+    }
+    return ERR_OK;
+}
+
+/* The folder's entry is synced too, or a crash could bring the old name back. */
 static enum err sync_folder_of(const char *path)
 {
     char folder[PATH_MAX];
-    (void)snprintf(folder, sizeof folder, "%s", path);
-    char *slash = strrchr(folder, '/');
+    const char *slash = strrchr(path, '/');
+    size_t n = slash ? (size_t)(slash - path) : 0;
     if (!slash)
         (void)snprintf(folder, sizeof folder, ".");
-    else if (slash != folder)
-        *slash = 0;
+    else
+        (void)snprintf(folder, sizeof folder, "%.*s", n ? (int)n : 1, path);
     _cleanup_(closep) int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return ERR_IO;
-    (void)fsync(fd); /* some file systems refuse to sync a folder; the rename stands all the same */
-    return ERR_OK;
+    /* Some file systems cannot sync a folder (EINVAL): then the rename is all there is. */
+    return fsync(fd) == 0 || errno == EINVAL ? ERR_OK : ERR_IO;
 }
 
 enum err file_write_atomic(const char *path, const void *bytes, size_t n, unsigned mode)
 {
-    char temporary[PATH_MAX];
-    int k = snprintf(temporary, sizeof temporary, "%s.new.%ld", path, (long)getpid());
-    if (k < 0 || (size_t)k >= sizeof temporary)
+    char beside[PATH_MAX];
+    int k = snprintf(beside, sizeof beside, "%s.new", path);
+    if (k < 0 || (size_t)k >= sizeof beside)
         return ERR_LIMIT;
-    int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, (mode_t)mode);
+    int fd = open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, (mode_t)mode);
     if (fd < 0)
         return ERR_IO;
-    enum err e = write_all(fd, bytes, n);
+    /* What a crash left there may have another mode. */
+    enum err e = fchmod(fd, (mode_t)mode) == 0 ? file_write_at(fd, 0, bytes, n) : ERR_IO;
     if (e == ERR_OK)
         e = file_sync(fd);
     if (close(fd) != 0 && e == ERR_OK)
         e = ERR_IO;
-    if (e == ERR_OK && rename(temporary, path) != 0)
+    if (e == ERR_OK && rename(beside, path) != 0)
         e = ERR_IO;
     if (e != ERR_OK) {
-        (void)unlink(temporary);
+        int keep = errno;
+        (void)unlink(beside);
+        errno = keep;
         return e;
     }
     return sync_folder_of(path);

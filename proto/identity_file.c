@@ -1,5 +1,6 @@
 #include "proto/identity_file.h"
 
+#include "base/file.h"
 #include "base/util.h"
 #include "proto/system.h"
 
@@ -12,8 +13,6 @@
 
 #include <sodium.h>
 
-enum { PATH_BYTES_MAX = 4096 };
-
 enum err machine_id_digest(struct hash256 *ret)
 {
     static const char label[] = "covey machine";
@@ -25,59 +24,9 @@ enum err machine_id_digest(struct hash256 *ret)
     return ERR_OK;
 }
 
-static enum err write_all(int fd, const uint8_t *bytes, size_t n)
-{
-    while (n > 0) {
-        ssize_t k = write(fd, bytes, n);
-        if (k < 0 && errno == EINTR)
-            continue;
-        if (k <= 0)
-            return ERR_IO;
-        bytes += k;
-        n -= (size_t)k;
-    }
-    return ERR_OK;
-}
-
-/* The folder's entry is synced too, or a crash could bring the old name back. */
-static enum err sync_folder_of(const char *path)
-{
-    char folder[PATH_BYTES_MAX];
-    const char *slash = strrchr(path, '/');
-    size_t n = slash ? (size_t)(slash - path) : 0;
-    if (!slash)
-        (void)snprintf(folder, sizeof folder, ".");
-    else
-        (void)snprintf(folder, sizeof folder, "%.*s", n ? (int)n : 1, path);
-    _cleanup_(closep) int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
-        return ERR_IO;
-    /* Some file systems cannot sync a folder (EINVAL): then the rename is all there is. */
-    return fsync(fd) == 0 || errno == EINVAL ? ERR_OK : ERR_IO;
-}
-
 enum err secret_file_write(const char *path, const uint8_t *bytes, size_t n)
 {
-    char beside[PATH_BYTES_MAX];
-    int k = snprintf(beside, sizeof beside, "%s.new", path);
-    if (k < 0 || (size_t)k >= sizeof beside)
-        return ERR_LIMIT;
-    _cleanup_(closep) int fd =
-        open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0 || fchmod(fd, 0600) != 0)
-        return ERR_IO;
-    enum err e = write_all(fd, bytes, n);
-    if (e == ERR_OK)
-        e = system_sync(fd);
-    if (e == ERR_OK && rename(beside, path) != 0)
-        e = ERR_IO;
-    if (e != ERR_OK) {
-        int keep = errno;
-        (void)unlink(beside);
-        errno = keep;
-        return e;
-    }
-    return sync_folder_of(path);
+    return file_write_atomic(path, bytes, n, 0600);
 }
 
 enum err secret_file_read(const char *path, struct buf *ret)

@@ -22,8 +22,7 @@ enum err identity_file_open(const char *path, const struct hash256 *machine,
  * fallback. */
 enum err machine_id_digest(struct hash256 *ret);
 
-/* Writes a file of mode 0600: beside it first, synced, renamed, folder synced. Either the old or
- * the new content is there after a crash. ERR_IO (errno says more). */
+/* file_write_atomic, mode 0600. */
 enum err secret_file_write(const char *path, const uint8_t *bytes, size_t n);
 /* Appends the content to `ret` (its maximum bounds it). ERR_NOT_FOUND, ERR_LIMIT, ERR_DENIED when
  * others may read it, ERR_IO. */

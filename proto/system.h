@@ -11,7 +11,5 @@ enum { MACHINE_ID_MAX = 64 };
 
 /* The machine's own id as raw bytes. ERR_NOT_FOUND where there is none. */
 enum err system_machine_id(uint8_t ret[MACHINE_ID_MAX], size_t *ret_n);
-/* Everything written to the descriptor is on the medium, not only in the drive's cache. */
-enum err system_sync(int fd);
 
 #endif

@@ -22,8 +22,3 @@ enum err system_machine_id(uint8_t ret[MACHINE_ID_MAX], size_t *ret_n)
     }
     return ERR_NOT_FOUND;
 }
-
-enum err system_sync(int fd)
-{
-    return fsync(fd) == 0 ? ERR_OK : ERR_IO;
-}

@@ -1,6 +1,5 @@
 #include "proto/system.h"
 
-#include <fcntl.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -16,13 +15,4 @@ enum err system_machine_id(uint8_t ret[MACHINE_ID_MAX], size_t *ret_n)
     memcpy(ret, id, sizeof id);
     *ret_n = sizeof id;
     return ERR_OK;
-}
-
-/* fsync leaves the bytes in the drive's cache there; F_FULLFSYNC does not, where the volume has it.
- */
-enum err system_sync(int fd)
-{
-    if (fcntl(fd, F_FULLFSYNC) == 0)
-        return ERR_OK;
-    return fsync(fd) == 0 ? ERR_OK : ERR_IO;
 }
