@@ -317,6 +317,16 @@ static enum err find_node(struct agent *a, const char *word, struct node_view *r
     return n_found == 0 ? ERR_NOT_FOUND : n_found > 1 ? ERR_INVALID : ERR_OK;
 }
 
+/* False: the call has failed. */
+static bool node_or_fail(struct agent *a, struct call *c, struct node_view *ret)
+{
+    const char *word = word_arg(c, "node");
+    if (word && find_node(a, word, ret) == ERR_OK)
+        return true;
+    call_fail(c, ERR_NOT_FOUND, "no member, or more than one, is named so");
+    return false;
+}
+
 static void on_invite(struct agent *a, struct call *c)
 {
     struct agent_call *w = later(a, c);
@@ -352,9 +362,7 @@ static void on_leave(struct agent *a, struct call *c)
 static void on_revoke(struct agent *a, struct call *c)
 {
     struct node_view v;
-    const char *word = word_arg(c, "node");
-    if (!word || find_node(a, word, &v) != ERR_OK) {
-        call_fail(c, ERR_NOT_FOUND, "no member, or more than one, is named so");
+    if (!node_or_fail(a, c, &v)) {
         call_unref(c);
         return;
     }
@@ -367,9 +375,7 @@ static void on_revoke(struct agent *a, struct call *c)
 static void on_ping(struct agent *a, struct call *c)
 {
     struct node_view v;
-    const char *word = word_arg(c, "node");
-    if (!word || find_node(a, word, &v) != ERR_OK) {
-        call_fail(c, ERR_NOT_FOUND, "no member, or more than one, is named so");
+    if (!node_or_fail(a, c, &v)) {
         call_unref(c);
         return;
     }

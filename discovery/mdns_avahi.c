@@ -69,19 +69,14 @@ static void on_resolve(AvahiServiceResolver *r, AvahiIfIndex interface, AvahiPro
 static void *avahi_resolve(void *backend, struct mdns_seen *seen, uint8_t family)
 {
     struct avahi *b = backend;
-    struct mdns_resolver *k = calloc(1, sizeof *k);
+    struct mdns_resolver *k = mdns_resolver_new(b, b->child, seen, family);
     if (!k)
         return NULL;
-    *k = (struct mdns_resolver){.backend = b, .child = b->child, .seen = seen, .family = family};
     k->handle = b->api.avahi_service_resolver_new(
         b->client, (AvahiIfIndex)seen->interface, mdns_avahi_protocol(seen->protocol),
         seen->instance, MDNS_SERVICE_TYPE, NULL, mdns_avahi_protocol(family), AVAHI_LOOKUP_NO_TXT,
         on_resolve, k);
-    if (!k->handle) {
-        free(k);
-        return NULL;
-    }
-    return k;
+    return mdns_resolver_started(k);
 }
 
 static void avahi_resolve_stop(void *resolver)
@@ -106,20 +101,15 @@ static void *avahi_follow_txt(void *backend, struct mdns_seen *seen)
 {
     struct avahi *b = backend;
     char name[MDNS_SERVICE_NAME_MAX];
-    struct mdns_resolver *k = calloc(1, sizeof *k);
-    if (!k || !mdns_service_name(seen->instance, name)) {
-        free(k);
+    if (!mdns_service_name(seen->instance, name))
         return NULL;
-    }
-    *k = (struct mdns_resolver){.backend = b, .child = b->child, .seen = seen};
+    struct mdns_resolver *k = mdns_resolver_new(b, b->child, seen, 0);
+    if (!k)
+        return NULL;
     k->handle = b->api.avahi_record_browser_new(
         b->client, (AvahiIfIndex)seen->interface, mdns_avahi_protocol(seen->protocol), name,
         AVAHI_DNS_CLASS_IN, AVAHI_DNS_TYPE_TXT, 0, on_txt, k);
-    if (!k->handle) {
-        free(k);
-        return NULL;
-    }
-    return k;
+    return mdns_resolver_started(k);
 }
 
 static void avahi_follow_txt_stop(void *follower)
@@ -136,12 +126,8 @@ static void on_browse(AvahiServiceBrowser *browser, AvahiIfIndex interface, Avah
 {
     struct avahi *b = userdata;
     (void)browser, (void)type, (void)domain, (void)flags;
-    uint8_t family = protocol == AVAHI_PROTO_INET ? 4 : 6;
-    if (event == AVAHI_BROWSER_NEW && interface > 0)
-        mdns_child_seen(b->child, (uint32_t)interface, family, name);
-    else if (event == AVAHI_BROWSER_REMOVE && interface > 0)
-        mdns_child_lost(b->child, (uint32_t)interface, family, name);
-    else if (event == AVAHI_BROWSER_FAILURE)
+    mdns_browsed(b->child, interface, protocol, event, name);
+    if (event == AVAHI_BROWSER_FAILURE)
         mdns_child_failed(b->child, "browsing through the Avahi daemon failed");
 }
 

@@ -1,6 +1,7 @@
 #include "discovery/mdns_backends.h"
 
 #include <avahi-common/domain.h>
+#include <stdlib.h>
 
 const struct mdns_backend *const *mdns_backends(void)
 {
@@ -20,6 +21,34 @@ AvahiStringList *mdns_avahi_txt(const struct mdns_txt *txt)
     AvahiStringList *list = NULL;
     size_t n = mdns_txt_build(txt, bytes);
     return avahi_string_list_parse(bytes, n, &list) == 0 ? list : NULL;
+}
+
+struct mdns_resolver *mdns_resolver_new(void *backend, struct mdns_child *child,
+                                        struct mdns_seen *seen, uint8_t family)
+{
+    struct mdns_resolver *k = calloc(1, sizeof *k);
+    if (k)
+        *k = (struct mdns_resolver){
+            .backend = backend, .child = child, .seen = seen, .family = family};
+    return k;
+}
+
+struct mdns_resolver *mdns_resolver_started(struct mdns_resolver *take_k)
+{
+    if (take_k->handle)
+        return take_k;
+    free(take_k);
+    return NULL;
+}
+
+void mdns_browsed(struct mdns_child *child, AvahiIfIndex interface, AvahiProtocol protocol,
+                  AvahiBrowserEvent event, const char *name)
+{
+    uint8_t family = protocol == AVAHI_PROTO_INET ? 4 : 6;
+    if (event == AVAHI_BROWSER_NEW && interface > 0)
+        mdns_child_seen(child, (uint32_t)interface, family, name);
+    else if (event == AVAHI_BROWSER_REMOVE && interface > 0)
+        mdns_child_lost(child, (uint32_t)interface, family, name);
 }
 
 void mdns_resolver_found(struct mdns_resolver *r, const AvahiAddress *a, uint16_t port)

@@ -114,19 +114,14 @@ static void on_resolve(AvahiSServiceResolver *r, AvahiIfIndex interface, AvahiPr
 static void *core_resolve(void *backend, struct mdns_seen *seen, uint8_t family)
 {
     struct core *b = backend;
-    struct mdns_resolver *k = calloc(1, sizeof *k);
+    struct mdns_resolver *k = mdns_resolver_new(b, b->child, seen, family);
     if (!k)
         return NULL;
-    *k = (struct mdns_resolver){.backend = b, .child = b->child, .seen = seen, .family = family};
     k->handle = b->api.avahi_s_service_resolver_new(
         b->server, (AvahiIfIndex)seen->interface, mdns_avahi_protocol(seen->protocol),
         seen->instance, MDNS_SERVICE_TYPE, NULL, mdns_avahi_protocol(family), AVAHI_LOOKUP_NO_TXT,
         on_resolve, k);
-    if (!k->handle) {
-        free(k);
-        return NULL;
-    }
-    return k;
+    return mdns_resolver_started(k);
 }
 
 static void core_resolve_stop(void *resolver)
@@ -157,12 +152,11 @@ static void *core_follow_txt(void *backend, struct mdns_seen *seen)
 {
     struct core *b = backend;
     char name[MDNS_SERVICE_NAME_MAX];
-    struct mdns_resolver *k = calloc(1, sizeof *k);
-    if (!k || !mdns_service_name(seen->instance, name)) {
-        free(k);
+    if (!mdns_service_name(seen->instance, name))
         return NULL;
-    }
-    *k = (struct mdns_resolver){.backend = b, .child = b->child, .seen = seen};
+    struct mdns_resolver *k = mdns_resolver_new(b, b->child, seen, 0);
+    if (!k)
+        return NULL;
     AvahiKey *key = b->api.avahi_key_new(name, AVAHI_DNS_CLASS_IN, AVAHI_DNS_TYPE_TXT);
     if (key) {
         k->handle = b->api.avahi_s_record_browser_new(b->server, (AvahiIfIndex)seen->interface,
@@ -170,11 +164,7 @@ static void *core_follow_txt(void *backend, struct mdns_seen *seen)
                                                       on_txt, k);
         b->api.avahi_key_unref(key);
     }
-    if (!k->handle) {
-        free(k);
-        return NULL;
-    }
-    return k;
+    return mdns_resolver_started(k);
 }
 
 static void core_follow_txt_stop(void *follower)
@@ -191,12 +181,8 @@ static void on_browse(AvahiSServiceBrowser *browser, AvahiIfIndex interface, Ava
 {
     struct core *b = userdata;
     (void)browser, (void)type, (void)domain, (void)flags;
-    uint8_t family = protocol == AVAHI_PROTO_INET ? 4 : 6;
-    if (event == AVAHI_BROWSER_NEW && interface > 0)
-        mdns_child_seen(b->child, (uint32_t)interface, family, name);
-    else if (event == AVAHI_BROWSER_REMOVE && interface > 0)
-        mdns_child_lost(b->child, (uint32_t)interface, family, name);
-    else if (event == AVAHI_BROWSER_FAILURE)
+    mdns_browsed(b->child, interface, protocol, event, name);
+    if (event == AVAHI_BROWSER_FAILURE)
         mdns_child_failed(b->child, "browsing failed");
 }
 
