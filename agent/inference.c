@@ -348,10 +348,14 @@ static void carry_out(struct inference *inf, const struct pipeline_effect *x, st
     case PIPELINE_DO_END:
         end_to_client(inf, x);
         break;
-    case PIPELINE_DO_FREE_SLOT:
-        if (x->free_slot.instance < INSTANCES_MAX && inf->instances[x->free_slot.instance].stage)
-            stage_slot_truncate(inf->instances[x->free_slot.instance].stage, x->free_slot.slot, 0);
+    case PIPELINE_DO_COPY_BLOCK: {
+        struct instance *in = &inf->instances[x->copy_block.instance];
+        assert(x->copy_block.instance < INSTANCES_MAX && in->stage);
+        enum err e = stage_copy_block(in->stage, x->copy_block.from, x->copy_block.to);
+        assert(e == ERR_OK);
+        (void)e;
         break;
+    }
     case PIPELINE_DO_RELEASE:
         release_instance(inf, x->release.instance);
         break;
@@ -501,7 +505,8 @@ static void on_install(struct inference *inf, const struct mail *m)
         e = step(inf, &(struct pipeline_event){.type = PIPELINE_INSTALL,
                                                .install = {.plan = plan,
                                                            .instance = i,
-                                                           .n_slots = PLAN_SLOTS,
+                                                           .n_slots = plan_slots(plan),
+                                                           .n_blocks = plan_kv_blocks(plan),
                                                            .row_bytes = 4 * info->n_embd}});
     if (e != ERR_OK) {
         log_error(&inf->log, "a plan could not be installed (%s)", err_name(e));

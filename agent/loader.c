@@ -485,7 +485,7 @@ static enum err load(struct loader *l, const struct job *job, struct loaded *loa
     struct stage_options o = {.first_layer = part->first_layer,
                               .n_layers = part->n_layers,
                               .context = job->plan.context,
-                              .n_slots = PLAN_SLOTS,
+                              .n_blocks = plan_kv_blocks(&job->plan),
                               .precision =
                                   job->plan.precision == PRECISION_F32 ? STAGE_F32 : STAGE_FAST};
     if (e == ERR_OK)

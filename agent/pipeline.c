@@ -123,6 +123,10 @@ const struct frame *pipeline_frame(const struct pipeline_send *send, struct fram
     case FRAME_STALE:
         f->stale = send->stale;
         break;
+    case FRAME_CACHED:
+        f->header.flags = FRAME_OPTIONAL;
+        f->cached = send->cached;
+        break;
     default:
         f->error = send->error;
         break;
@@ -182,8 +186,9 @@ static enum err on_install(struct pipeline *p, const struct pipeline_install *in
     const struct plan *plan = install->plan;
     if (plan->n_stages == 0 || plan->n_stages > PLAN_STAGES_MAX || plan->context == 0 ||
         plan->context > FRAME_TOKENS_MAX || install->n_slots == 0 ||
-        install->n_slots > STAGE_SLOTS_MAX || install->row_bytes == 0 ||
-        install->row_bytes % 4 != 0 || install->row_bytes > FRAME_ROW_BYTES_MAX)
+        install->n_slots > PIPELINE_SLOTS_MAX || install->n_blocks > STAGE_BLOCKS_MAX ||
+        install->row_bytes == 0 || install->row_bytes % 4 != 0 ||
+        install->row_bytes > FRAME_ROW_BYTES_MAX)
         return ERR_INVALID;
     int my_stage = plan_stage_of(plan, &p->self);
     if (my_stage < 0)
@@ -414,6 +419,10 @@ static void on_answer(struct pipeline *p, struct run *run, const struct node_id 
         entry_on_have(p, from, h->epoch, &f->have);
         relay_on_have(p, from, h->epoch, &f->have);
         break;
+    case FRAME_CACHED:
+        entry_on_cached(p, from, h->epoch, &f->cached);
+        relay_on_cached(p, from, h->epoch, &f->cached);
+        break;
     default:
         if (from_stage)
             head_on_error(p, run, h->step, &f->error);
@@ -448,6 +457,7 @@ static enum err on_frame(struct pipeline *p, const struct node_id *from, const s
     case FRAME_TOKEN:
     case FRAME_CREDIT:
     case FRAME_HAVE:
+    case FRAME_CACHED:
     case FRAME_ERROR:
         on_answer(p, run, from, f);
         return ERR_OK;
@@ -605,13 +615,17 @@ void pipeline_progress(const struct pipeline *p, struct pipeline_progress *ret)
         .steps_done = p->steps_done,
         .busy_since_us = p->busy.on ? p->busy.since : 0,
         .n_sequences = head_sequences(p, NULL),
+        .n_preempted = p->n_preempted,
     };
     for (uint32_t i = 0; i < PIPELINE_REQUESTS_MAX; i++)
         ret->n_requests +=
             p->requests[i].state == REQUEST_WAITING || p->requests[i].state == REQUEST_OPENED;
     for (uint32_t i = 0; i < PIPELINE_EPOCHS_MAX; i++) {
-        for (uint32_t k = 0; k < p->runs[i].n_slots; k++)
-            ret->n_slots_used += p->runs[i].slots[k].active;
+        const struct run *run = &p->runs[i];
+        for (uint32_t k = 0; k < run->n_slots; k++)
+            ret->n_slots_used += run->slots[k].active;
+        ret->n_blocks += run->pool.n;
+        ret->n_blocks_used += run->pool.n - run->pool.n_free;
     }
 }
 

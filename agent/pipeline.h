@@ -7,9 +7,10 @@
  * The shell feeds events to pipeline_step and carries out the effects that come back, in their
  * order. In production that is the inference thread with real links and stages; in the simulator it
  * is virtual links and stages that hash. The shell owns links, stages ("instances", named by a
- * number that means nothing here) and the clients; this core owns requests, epochs, slots and step
- * order. Not here: loading stages, sampling arithmetic, stop strings (the entry's client side looks
- * for them and cancels), the control plane that says which plan is installed, committed or retired.
+ * number that means nothing here) and the clients; this core owns requests, epochs, slots, KV
+ * blocks and step order. Not here: loading stages, sampling arithmetic, stop strings (the entry's
+ * client side looks for them and cancels), the control plane that says which plan is installed,
+ * committed or retired.
  *
  * Views. Pointers in an event are read during the call only, but for three that may come back in
  * its effects: the rows of a STEP frame as a COMPUTE's input, the token ids of an OPEN that is
@@ -29,6 +30,7 @@
 enum {
     PIPELINE_REQUESTS_MAX = 64,  /* held as entry; more: ERR_BUSY */
     PIPELINE_SEQUENCES_MAX = 64, /* queued and running as head, all epochs together; more: BUSY */
+    PIPELINE_SLOTS_MAX = 64,     /* of an epoch: sequences that run and those that are kept */
     PIPELINE_EPOCHS_MAX = 16,    /* installed, committed and draining together */
     PIPELINE_MODELS_MAX = 16,    /* routes */
     PIPELINE_PEERS_MAX = 64,
@@ -82,8 +84,9 @@ enum pipeline_event_type {
 struct pipeline_install {
     const struct plan *plan; /* this node is one of its stages, once */
     uint32_t instance;       /* of the loaded stage */
-    uint32_t n_slots;        /* the same on all nodes of the plan, 1 to STAGE_SLOTS_MAX */
+    uint32_t n_slots;        /* the same on all nodes of the plan, 1 to PIPELINE_SLOTS_MAX */
     uint32_t row_bytes;      /* of an activation row: 4 x n_embd */
+    uint32_t n_blocks;       /* of the KV cache, the same on all nodes; 0: n_slots x context */
 };
 
 struct pipeline_submit {
@@ -147,11 +150,11 @@ enum pipeline_effect_type {
     PIPELINE_DO_WANT_LINK, /* please connect; repeated while it is wanted */
     PIPELINE_DO_TOKEN,     /* to the client, each position once, in order */
     PIPELINE_DO_END,       /* to the client, once for each accepted SUBMIT; the last of a request */
-    PIPELINE_DO_FREE_SLOT, /* the KV of a slot is not needed any more */
-    PIPELINE_DO_RELEASE,   /* the instance is not used any more (epoch retired) */
-    PIPELINE_DO_DRAINED,   /* at the head: a draining epoch has no requests left */
-    PIPELINE_DO_STATS,     /* what a stage measured, at most once a second */
-    PIPELINE_DO_STALL,     /* a stage or a step does not advance; said once for each step */
+    PIPELINE_DO_COPY_BLOCK, /* of a stage's KV, before what follows is computed */
+    PIPELINE_DO_RELEASE,    /* the instance is not used any more (epoch retired) */
+    PIPELINE_DO_DRAINED,    /* at the head: a draining epoch has no requests left */
+    PIPELINE_DO_STATS,      /* what a stage measured, at most once a second */
+    PIPELINE_DO_STALL,      /* a stage or a step does not advance; said once for each step */
 };
 
 /* What the tail samples: one token for each segment with logits, from the last row. */
@@ -180,6 +183,7 @@ struct pipeline_timings {
     uint64_t prefill_us; /* from there to the first token */
     uint64_t decode_us;  /* from the first to the last token */
     uint32_t n_prompt, n_emitted;
+    uint32_t n_cached; /* of the prompt: their KV was held already */
     uint32_t n_attempts;
 };
 
@@ -199,6 +203,7 @@ struct pipeline_send {
         struct frame_have have;
         struct frame_stale stale;
         struct frame_error error;
+        struct frame_cached cached;
     };
 };
 
@@ -222,8 +227,8 @@ struct pipeline_effect {
             struct pipeline_timings timings;
         } end;
         struct {
-            uint32_t instance, slot;
-        } free_slot;
+            uint32_t instance, from, to;
+        } copy_block;
         struct {
             uint32_t instance;
             struct epoch epoch;
@@ -268,11 +273,13 @@ const struct frame *pipeline_frame(const struct pipeline_send *send, struct fram
 
 /* For probe answers, status and tests. */
 struct pipeline_progress {
-    uint64_t steps_done;    /* by this node's stages since the start */
-    uint64_t busy_since_us; /* of the computation under way; 0: none */
-    uint32_t n_requests;    /* held as entry */
-    uint32_t n_sequences;   /* as head: running and queued */
-    uint32_t n_slots_used;  /* by running sequences, on this node's stages */
+    uint64_t steps_done;              /* by this node's stages since the start */
+    uint64_t busy_since_us;           /* of the computation under way; 0: none */
+    uint32_t n_requests;              /* held as entry */
+    uint32_t n_sequences;             /* as head: running and queued */
+    uint32_t n_slots_used;            /* by running sequences, on this node's stages */
+    uint32_t n_blocks, n_blocks_used; /* of all stages' KV caches; used: by running and kept */
+    uint64_t n_preempted;             /* sequences put back into the queue, as head */
 };
 void pipeline_progress(const struct pipeline *p, struct pipeline_progress *ret);
 

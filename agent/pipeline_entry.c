@@ -46,6 +46,7 @@ static void request_end(struct pipeline *p, struct request *r, enum err e, uint8
     t->n_prompt = r->n_prompt;
     t->n_emitted = r->n_tokens - r->n_prompt;
     t->n_attempts = r->attempt;
+    t->n_cached = r->n_cached;
     t->queued_us = (r->opened_at ? r->opened_at : p->now) - r->submitted_at;
     if (t->n_emitted > 0) {
         t->prefill_us = r->first_token_at - r->opened_at;
@@ -380,6 +381,14 @@ void entry_on_have(struct pipeline *p, const struct node_id *from, uint64_t epoc
         return;
     r->heard_at = r->progress_at = p->now;
     r->have_n = have->n;
+}
+
+void entry_on_cached(struct pipeline *p, const struct node_id *from, uint64_t epoch,
+                     const struct frame_cached *cached)
+{
+    struct request *r = request_find(p, &cached->request);
+    if (from_attempt(r, from, epoch, cached->attempt) && r->attempt == 1)
+        r->n_cached = MIN_OF(cached->n, r->n_prompt);
 }
 
 void entry_on_error(struct pipeline *p, const struct node_id *from, uint64_t epoch,

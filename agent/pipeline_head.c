@@ -1,5 +1,5 @@
-/* The head of an epoch: takes OPENs of all entries, gives them slots, and builds the steps: the
- * next token of every sequence that has one, and a chunk of the prompts in turn. */
+/* The head of an epoch: takes OPENs of all entries, keeps their sequences and the stream of steps,
+ * and watches the time. What goes into a step is in pipeline_schedule.c. */
 #include "agent/pipeline_internal.h"
 
 #include "base/util.h"
@@ -19,20 +19,25 @@ static struct sequence *sequence_find(struct pipeline *p, const struct request_i
     return NULL;
 }
 
-/* The stages hear of it with the next step. What the slot holds stays for a prompt that begins in
- * the same way. */
-static void sequence_end(struct pipeline *p, struct sequence *s)
+/* What the slot holds stays for a prompt that begins in the same way. */
+void head_leave_slot(struct pipeline *p, struct sequence *s)
 {
     struct slot *slot = s->slot;
-    if (slot) {
-        slot->sequence = NULL;
-        slot->active = false;
-        slot->used_at = p->now;
-        slot->cut_due = true;
-        slot->cut_request = s->request;
-        slot->cut_attempt = s->attempt;
-        slot->cut_n = slot->n;
-    }
+    if (!slot)
+        return;
+    s->slot = NULL;
+    slot->sequence = NULL;
+    slot->active = false;
+    slot->used_at = p->now;
+    slot->cut_due = true;
+    slot->cut_request = s->request;
+    slot->cut_attempt = s->attempt;
+    slot->cut_n = slot->n;
+}
+
+static void sequence_end(struct pipeline *p, struct sequence *s)
+{
+    head_leave_slot(p, s);
     free(s->tokens);
     *s = (struct sequence){.used = false};
 }
@@ -82,18 +87,27 @@ static enum err open_check(const struct run *run, const struct frame_open *o)
     return ERR_OK;
 }
 
+/* Positions that the sequence may fill; 0: more than there are blocks for, ever. */
+static uint32_t open_limit(const struct run *run, const struct frame_open *o)
+{
+    uint32_t limit = run->plan.context;
+    if (o->sampler.max_tokens > 0 && o->sampler.max_tokens < limit - o->n_prompt)
+        limit = o->n_prompt + o->sampler.max_tokens;
+    return kv_blocks_of(limit) <= run->pool.n ? limit : 0;
+}
+
 static enum err sequence_new(struct pipeline *p, struct run *run, const struct node_id *from,
                              const struct frame_open *o)
 {
     TRY(open_check(run, o));
+    uint32_t n = o->n_prompt + o->n_emitted, limit = open_limit(run, o);
+    if (limit == 0)
+        return ERR_LIMIT;
     struct sequence *s = NULL;
     for (uint32_t i = 0; i < PIPELINE_SEQUENCES_MAX && !s; i++)
         s = p->sequences[i].used ? NULL : &p->sequences[i];
     if (!s)
         return ERR_BUSY;
-    uint32_t n = o->n_prompt + o->n_emitted, limit = run->plan.context;
-    if (o->sampler.max_tokens > 0 && o->sampler.max_tokens < limit - o->n_prompt)
-        limit = o->n_prompt + o->sampler.max_tokens;
     int32_t *tokens = malloc((size_t)limit * sizeof *tokens);
     if (!tokens)
         return ERR_NO_MEMORY;
@@ -155,8 +169,12 @@ void head_break(struct pipeline *p, struct run *run, enum err e)
     ring_flush(run);
     for (uint32_t i = 0; i < PIPELINE_SEQUENCES_MAX; i++) {
         struct sequence *s = &p->sequences[i];
-        if (s->used && s->run == run && s->slot)
+        if (!s->used || s->run != run)
+            continue;
+        if (s->slot)
             sequence_fail(p, s, broken_err(e));
+        else if (run->draining) /* others may be gone already: the new plan is the better place */
+            sequence_fail(p, s, ERR_STALE);
     }
     for (uint32_t i = 0; i < run->n_slots; i++)
         run->slots[i].cut_due = false; /* the next stream starts with idle slots */
@@ -190,6 +208,7 @@ static void finish_sync(struct run *run)
     for (uint32_t i = 0; i < run->n_slots; i++)
         slot_truncate(run, &run->slots[i], run->slots[i].sync_n);
     run->stream = STREAM_OPEN;
+    run->reset_due = run->n_slots > 1;
 }
 
 static bool links_up(struct pipeline *p, struct run *run)
@@ -209,14 +228,6 @@ static bool links_up(struct pipeline *p, struct run *run)
     else if (run->link_wait_since == 0)
         run->link_wait_since = p->now;
     return up;
-}
-
-static void step_header(struct run *run, struct ring_entry *e)
-{
-    e->frame.header = (struct frame_header){
-        .type = FRAME_STEP, .epoch = run->alias, .step = run->next_step++, .slice_n = 1};
-    e->frame.step.n_controls = 0;
-    e->frame.step.rows = NULL;
 }
 
 static void start_stream(struct pipeline *p, struct run *run)
@@ -242,7 +253,7 @@ static void start_stream(struct pipeline *p, struct run *run)
         any = any || slot->n > 0;
     }
     if (!any)
-        run->stream = STREAM_OPEN; /* nothing that could be gone on from */
+        finish_sync(run); /* nothing that could be gone on from */
     pipeline_stage_pass(p, run, e);
 }
 
@@ -250,7 +261,8 @@ static void have_slot(struct run *run, uint32_t stage, const struct frame_have *
 {
     for (uint32_t i = 0; i < run->n_slots; i++) {
         struct slot *slot = &run->slots[i];
-        if (slot->attempt != have->attempt || !request_id_eq(&slot->request, &have->request))
+        if (have->slot != i || slot->attempt != have->attempt ||
+            !request_id_eq(&slot->request, &have->request))
             continue;
         uint32_t n = have->n <= slot->n ? have->n : 0;
         struct hash128 hash = slot_hash_at(run, slot, n);
@@ -342,222 +354,24 @@ void head_on_token(struct pipeline *p, struct run *run, uint64_t step,
         sequence_end(p, s);
 }
 
-/* --- building steps --- */
-
-static uint32_t common_prefix(const struct slot *slot, const struct sequence *s)
+/* Averages that follow what the last few steps took. */
+static void follow(double *average, double value)
 {
-    uint32_t n = 0, max = MIN_OF(slot->n, s->n_tokens - 1);
-    while (n < max && slot->tokens[n] == s->tokens[n])
-        n++;
-    return n;
+    *average = *average > 0 ? *average + (value - *average) / 4 : value;
 }
 
-/* The idle slot with the longest common prefix, else the one unused for longest. */
-static struct slot *choose_slot(struct run *run, const struct sequence *s, uint32_t *ret_common)
+void head_measure(struct run *run, uint32_t n_prompt_rows, uint32_t n_rows, uint32_t us)
 {
-    struct slot *best = NULL, *oldest = NULL;
-    uint32_t best_n = 0;
-    for (uint32_t i = 0; i < run->n_slots; i++) {
-        struct slot *slot = &run->slots[i];
-        if (slot->sequence)
-            continue;
-        uint32_t n = common_prefix(slot, s);
-        if (!best || n > best_n) {
-            best = slot;
-            best_n = n;
-        }
-        if (!oldest || slot->used_at < oldest->used_at)
-            oldest = slot;
+    static const double row_us_min = 0.1;
+    if (!run_is_head(run))
+        return;
+    if (n_prompt_rows == 0) {
+        follow(&run->decode_us, us);
+        return;
     }
-    struct slot *chosen = best_n >= REUSE_MIN ? best : oldest;
-    *ret_common = chosen ? common_prefix(chosen, s) : 0;
-    return chosen;
-}
-
-static void add_control(struct ring_entry *e, const struct frame_control *c)
-{
-    assert(e->frame.step.n_controls < FRAME_CONTROLS_MAX);
-    e->frame.step.controls[e->frame.step.n_controls++] = *c;
-}
-
-static void add_cuts(struct pipeline *p, struct run *run, struct ring_entry *e)
-{
-    for (uint32_t i = 0; i < run->n_slots; i++) {
-        struct slot *slot = &run->slots[i];
-        if (!slot->cut_due)
-            continue;
-        slot->cut_due = false;
-        add_control(e, &(struct frame_control){.kind = slot->cut_n > 0 ? FRAME_CUT : FRAME_FREE,
-                                               .attempt = slot->cut_attempt,
-                                               .slot = i,
-                                               .n = slot->cut_n,
-                                               .request = slot->cut_request});
-        if (slot->cut_n > 0)
-            continue;
-        struct pipeline_effect *effect = effect_new(p, PIPELINE_DO_FREE_SLOT);
-        effect->free_slot.instance = run->instance;
-        effect->free_slot.slot = i;
-    }
-}
-
-/* The tail learns how to sample: from its own slot when it is this node, else by an OPEN. */
-static enum err tell_tail(struct pipeline *p, struct run *run, const struct sequence *s)
-{
-    struct slot *slot = s->slot;
-    if (run_is_tail(run)) {
-        slot->opened = true;
-        slot->sampler = s->sampler;
-        slot->token_to = s->token_to;
-        slot->token_limit = s->limit;
-        return ERR_OK;
-    }
-    struct pipeline_send *send =
-        send_new(p, run_tail(run), FRAME_OPEN, run->alias, run->reset_step);
-    if (!send)
-        return ERR_CLOSED;
-    send->open.request = s->request;
-    send->open.attempt = s->attempt;
-    send->open.entry = s->token_to;
-    send->open.sampler = s->sampler;
-    send->open.context_max = s->limit;
-    return ERR_OK;
-}
-
-static enum err admit(struct pipeline *p, struct run *run, struct ring_entry *e, struct slot *slot,
-                      struct sequence *s, uint32_t n_common)
-{
-    TRY(slot_reserve(run, slot, s->limit));
-    slot->sequence = s;
-    slot->active = true;
-    slot->request = s->request;
-    slot->attempt = s->attempt;
-    slot->limit = s->limit;
-    s->slot = slot;
-    s->n_scheduled = n_common;
-    add_control(e, &(struct frame_control){.kind = FRAME_ADMIT,
-                                           .attempt = s->attempt,
-                                           .slot = (uint32_t)(slot - run->slots),
-                                           .n = s->limit,
-                                           .request = s->request});
-    return tell_tail(p, run, s);
-}
-
-static struct sequence *next_queued(struct pipeline *p, const struct run *run)
-{
-    struct sequence *first = NULL;
-    for (uint32_t i = 0; i < PIPELINE_SEQUENCES_MAX; i++) {
-        struct sequence *s = &p->sequences[i];
-        if (s->used && s->run == run && !s->slot && (!first || s->order < first->order))
-            first = s;
-    }
-    return first;
-}
-
-static enum err admit_all(struct pipeline *p, struct run *run, struct ring_entry *e)
-{
-    for (;;) {
-        struct sequence *s = next_queued(p, run);
-        uint32_t n_common;
-        struct slot *slot = s ? choose_slot(run, s, &n_common) : NULL;
-        if (!slot)
-            return ERR_OK;
-        TRY(admit(p, run, e, slot, s, n_common));
-    }
-}
-
-static void add_rows(struct run *run, struct ring_entry *e, struct slot *slot, uint32_t n)
-{
-    struct frame_header *h = &e->frame.header;
-    struct sequence *s = slot->sequence;
-    uint32_t position = s->n_scheduled;
-    bool is_last = position + n == s->n_tokens, is_prompt = position < s->n_prompt;
-    int32_t *ids = e->tokens + h->n_rows;
-    memcpy(ids, s->tokens + position, n * sizeof *ids);
-    slot_truncate(run, slot, position);
-    e->slot_of[h->n_segments] = (uint32_t)(slot - run->slots);
-    e->frame.step.segments[h->n_segments] = (struct frame_segment){
-        .request = s->request,
-        .attempt = s->attempt,
-        .position = position,
-        .n = n,
-        .kv_len = position,
-        .prefix_hash = slot->hash,
-        .flags = (is_prompt ? (uint32_t)FRAME_SEGMENT_PREFILL : 0) |
-                 (is_last ? (uint32_t)FRAME_SEGMENT_LOGITS_LAST : 0) |
-                 (is_last && is_prompt ? (uint32_t)FRAME_SEGMENT_LAST_CHUNK : 0),
-        .token_ids = ids,
-    };
-    h->n_segments++;
-    h->n_rows += n;
-    slot_append(slot, ids, n);
-    s->n_scheduled += n;
-}
-
-static uint32_t rows_due(const struct slot *slot)
-{
-    return slot->sequence ? slot->sequence->n_tokens - slot->sequence->n_scheduled : 0;
-}
-
-/* First the next token of each sequence, then prompts in turn up to the chunk. */
-static void fill_rows(const struct pipeline *p, struct run *run, struct ring_entry *e)
-{
-    struct frame_header *h = &e->frame.header;
-    for (uint32_t i = 0; i < run->n_slots; i++) {
-        if (rows_due(&run->slots[i]) == 1)
-            add_rows(run, e, &run->slots[i], 1);
-    }
-    uint32_t budget = p->chunk_rows > h->n_rows ? p->chunk_rows - h->n_rows : 1;
-    uint32_t turn = run->turn;
-    for (uint32_t i = 0; i < run->n_slots && budget > 0; i++) {
-        uint32_t at = (turn + i) % run->n_slots;
-        uint32_t n = MIN_OF(rows_due(&run->slots[at]), budget);
-        if (n == 0 || h->n_segments == STAGE_SEGMENTS_MAX)
-            continue;
-        add_rows(run, e, &run->slots[at], n);
-        budget -= n;
-        run->turn = (at + 1) % run->n_slots;
-    }
-}
-
-/* Is there anything to say or to compute? Controls alone wait for a quiet moment. */
-static bool step_due(struct pipeline *p, struct run *run)
-{
-    bool idle_slot = false, cut = false;
-    for (uint32_t i = 0; i < run->n_slots; i++) {
-        if (rows_due(&run->slots[i]) > 0)
-            return true;
-        idle_slot = idle_slot || !run->slots[i].sequence;
-        cut = cut || run->slots[i].cut_due;
-    }
-    return (idle_slot && next_queued(p, run)) || (cut && run->n_window == 0);
-}
-
-/* False when there is nothing (more) to be sent now. */
-static bool build_step(struct pipeline *p, struct run *run)
-{
-    if (run->n_window >= run->plan.n_stages + WINDOW_EXTRA || !step_due(p, run))
-        return false;
-    struct ring_entry *e = ring_push(run);
-    if (!e)
-        return false;
-    step_header(run, e);
-    add_cuts(p, run, e);
-    enum err err = admit_all(p, run, e);
-    if (err != ERR_OK) {
-        head_break(p, run, err);
-        return false;
-    }
-    fill_rows(p, run, e);
-    struct frame_header *h = &e->frame.header;
-    if (run->n_window == 0)
-        run->credit_at = p->now;
-    run->window[run->n_window++] = (struct window_step){h->step, h->n_rows};
-    run->last_use = p->now;
-    if (h->n_segments > 0)
-        stage_compute(p, run, e);
-    else
-        pipeline_stage_pass(p, run, e);
-    return true;
+    double others_us = n_rows > n_prompt_rows ? run->decode_us : 0;
+    double row_us = ((double)us - others_us) / n_prompt_rows;
+    follow(&run->row_us, MAX_OF(row_us, row_us_min));
 }
 
 void head_say_drained(struct pipeline *p, struct run *run)
@@ -580,7 +394,7 @@ void head_pump(struct pipeline *p, struct run *run)
             p->more = true;
             return;
         }
-        if (!build_step(p, run))
+        if (!schedule_step(p, run))
             return;
     }
 }

@@ -2,42 +2,52 @@
  *
  *   pipeline.c         events, epochs, peers, effects, timers
  *   pipeline_stage.c   one stage of one epoch: steps in order, computing, the tail
- *   pipeline_head.c    the head: sequences, streams, admission, building steps
+ *   pipeline_head.c    the head: sequences, streams, time
+ *   pipeline_schedule.c  the head: admission, building steps, room in the KV cache
  *   pipeline_entry.c   requests of clients: OPEN, tokens, recovery
  *   pipeline_relay.c   passing a request on for an entry that cannot reach the head
- *   pipeline_slot.c    slots with their token lists, the ring of steps
+ *   pipeline_slot.c    slots with their tokens and KV blocks, the ring of steps
  *   pipeline_chain.c   the hash chain over tokens
  *
  * Words: a *run* is one epoch's plan with this node's stage; a *sequence* is a request in the hands
- * of its head; a *stream* is an unbroken series of steps of one run. A stream starts with a step
- * without rows and controls. Every stage then reports the KV that it holds (HAVE for each slot, one
- * for request zero at the end) and the head goes on from the least. When a link of the stages
- * breaks, when a stage fails or stays silent, the stream is over: running sequences go back to
- * their entries with ERROR, which open the next attempt (PROTOCOL 3.12). Step numbers never come
- * twice, so a late frame of an old stream is never executed. */
+ * of its head; a *slot* is a list of tokens whose KV is held, of a sequence that runs or of one
+ * that is over ("idle": kept for prompts that begin alike); a *stream* is an unbroken series of
+ * steps of one run. A stream starts with a step without rows and controls. Every stage then reports
+ * the KV that it holds (HAVE for each slot, one for request zero at the end) and the head goes on
+ * from the least. When a link of the stages breaks, when a stage fails or stays silent, the stream
+ * is over: running sequences go back to their entries with ERROR, which open the next attempt
+ * (PROTOCOL 3.12). Step numbers never come twice, so a late frame of an old stream is never
+ * executed.
+ *
+ * Blocks. Every stage has its own kv_pool and replays the controls and segments of the steps in
+ * their order, so the head alone decides what fits: where two parts of slots are one block at the
+ * head, they are one block at every stage. Streams keep that true: at their start the head cuts its
+ * slots until none shares a block with another, and the first step with something in it tells
+ * every stage how long each slot is. */
 #ifndef COVEY_AGENT_PIPELINE_INTERNAL_H
 #define COVEY_AGENT_PIPELINE_INTERNAL_H
 
+#include "agent/kv_blocks.h"
 #include "agent/pipeline.h"
 
 enum {
     WINDOW_EXTRA = 1, /* steps under way: stages + this, so that none waits for credit */
     RING_EXTRA = 3,   /* a start of stream and one that computes, beside the window */
     RING_MAX = PLAN_STAGES_MAX + WINDOW_EXTRA + RING_EXTRA,
-    CHAIN_MARK = 128,              /* a hash is kept for each so many positions of a slot */
+    CHAIN_MARK = STAGE_BLOCK,      /* a hash is kept for each so many positions of a slot */
     EFFECTS_ROOM = 256,            /* no unit of work of the pump has more effects */
     WANT_LINK_US = 1000 * 1000,    /* between two WANT_LINK for one peer */
     LINK_WAIT_US = 2000 * 1000,    /* the head waits so long for its links */
     DETOUR_US = 1000 * 1000,       /* the entry waits so long for its links to head and tail */
     SYNC_US = 1000 * 1000,         /* the head waits so long for HAVE */
-    REUSE_MIN = 8,                 /* a shorter common prefix does not decide which slot is taken */
+    REUSE_MIN = 8,                 /* a shorter common prefix is computed again */
     OPEN_WAIT_US = 2000 * 1000,    /* the tail waits so long for the OPEN of an admitted sequence */
     SIGN_OF_LIFE_US = 1000 * 1000, /* HAVE to entries that got no token */
     STATS_US = 1000 * 1000,
     BACKOFF_FIRST_US = 20 * 1000,
     BACKOFF_MAX_US = 1000 * 1000,
     RELAYS_MAX = 64,
-    PENDING_OPENS_MAX = 2 * STAGE_SLOTS_MAX,
+    PENDING_OPENS_MAX = 2 * PIPELINE_SLOTS_MAX,
 };
 
 struct peer {
@@ -83,6 +93,7 @@ struct request {
     uint64_t silence_us;  /* then the attempt is over */
     uint64_t patience_us; /* then the request is */
     uint32_t have_n;
+    uint32_t n_cached; /* of the first attempt */
     uint64_t heard_at;
     /* times */
     uint64_t submitted_at, opened_at, first_token_at, last_token_at;
@@ -101,6 +112,7 @@ struct slot {
     uint32_t n;
     struct hash128 hash;   /* of all n */
     struct hash128 *marks; /* [cap / CHAIN_MARK + 1]: hash of the first k × CHAIN_MARK */
+    struct kv_table table; /* the blocks of the n positions, no more */
     /* tail */
     bool opened;
     struct frame_sampler sampler;
@@ -166,6 +178,9 @@ struct run {
     uint32_t my_stage, instance, n_slots, row_bytes;
     struct hash128 chain_first;
     struct slot *slots; /* [n_slots] */
+    struct kv_pool pool;
+    uint32_t *table_blocks; /* [n_slots, blocks of the context]: of the slots' tables */
+    uint8_t *kept;          /* [n_blocks]: for counting */
     uint64_t last_use;
 
     struct ring_entry *ring; /* [ring_cap], oldest at ring_first */
@@ -188,10 +203,13 @@ struct run {
     uint32_t n_window;
     uint64_t credit_at; /* last advance */
     bool stall_said;
-    uint32_t turn; /* of the slots, for fairness between prompts */
+    uint64_t turn;    /* order of the sequence whose prompt is next, for fairness between them */
+    bool reset_due;   /* the stages are to be told how long their slots are */
+    double decode_us; /* measured here: a step without prompt rows; 0: not yet */
+    double row_us;    /* what a prompt row adds */
 
     /* measurements */
-    uint64_t stats_at, decode_us, prefill_us;
+    uint64_t stats_at, stats_decode_us, stats_prefill_us;
     uint32_t n_decode_steps, n_prefill_rows;
 };
 
@@ -208,6 +226,7 @@ struct sequence {
     int32_t *tokens; /* [limit]: prompt and answer */
     uint32_t n_prompt, n_tokens, limit;
     uint32_t n_scheduled; /* positions that were sent through the stages */
+    bool cached_said;     /* the entry knows how much of the prompt was held */
     struct slot *slot;    /* NULL: queued */
     uint64_t order;       /* of arrival */
     uint64_t deadline_us; /* UINT64_MAX: none */
@@ -252,7 +271,7 @@ struct pipeline {
     uint32_t sample_slots[STAGE_SEGMENTS_MAX];
     uint32_t n_samples;
 
-    uint64_t steps_done;
+    uint64_t steps_done, n_preempted;
     bool more; /* the pump stopped for want of room for effects */
     struct pipeline_effect effects[PIPELINE_EFFECTS_MAX];
     uint32_t n_effects;
@@ -290,23 +309,35 @@ static inline bool run_is_head(const struct run *run)
 }
 struct route *route_of(struct pipeline *p, const struct hash256 *model);
 
-/* pipeline_stage.c */
+/* pipeline_slot.c */
 enum err run_init(struct run *run, const struct pipeline_install *install, uint32_t my_stage);
 void run_deinit(struct run *run);
 /* Room for n positions: ERR_NO_MEMORY. */
 enum err slot_reserve(const struct run *run, struct slot *slot, uint32_t n);
-void slot_truncate(const struct run *run, struct slot *slot, uint32_t n);
+void slot_truncate(struct run *run, struct slot *slot, uint32_t n);
+/* Blocks for n positions more, and DO_COPY_BLOCK where one is shared; ERR_NO_MEMORY and ERR_LIMIT
+ * change nothing. slot_append of n, or slot_truncate, follows. */
+enum err slot_grow(struct pipeline *p, struct run *run, struct slot *slot, uint32_t n);
 void slot_append(struct slot *slot, const int32_t *ids, uint32_t n);
+/* The first n positions of `from`, in place of what it had. Has room for them: slot_reserve. */
+enum err slot_share(struct run *run, const struct slot *from, struct slot *to, uint32_t n);
+/* Identity of block i, when it is full: the chain up to its end. By it blocks are the same on all
+ * nodes. */
+struct hash128 slot_block_hash(const struct run *run, const struct slot *slot, uint32_t i);
 struct hash128 slot_hash_at(const struct run *run, const struct slot *slot, uint32_t n);
 struct ring_entry *ring_at(struct run *run, uint32_t i);
 /* A new youngest entry, NULL when the ring is full. */
 struct ring_entry *ring_push(struct run *run);
+/* Takes the youngest back, unseen. */
+void ring_pop(struct run *run);
 /* Drops all that has not been computed; what computes is not wanted any more. */
 void ring_flush(struct run *run);
 /* Before the effects of a call are overwritten: spent entries go. */
 void ring_collect(struct run *run);
 /* At the end of a call: rows that are still to be computed are copied. */
 enum err ring_keep_rows(struct run *run);
+
+/* pipeline_stage.c */
 void stage_break(struct pipeline *p, struct run *run, enum err e);
 /* Ends the stream without telling the head. */
 void stage_quit(struct pipeline *p, struct run *run);
@@ -350,6 +381,15 @@ void head_pump(struct pipeline *p, struct run *run);
 void head_timers(struct pipeline *p, struct run *run);
 uint64_t head_due(const struct pipeline *p, const struct run *run);
 uint32_t head_sequences(const struct pipeline *p, const struct run *run);
+/* What the computation of a step at the head took, for the size of the next ones. */
+void head_measure(struct run *run, uint32_t n_prompt_rows, uint32_t n_rows, uint32_t us);
+/* The slot is nobody's from now on; the stages hear of it with the next step. */
+void head_leave_slot(struct pipeline *p, struct sequence *s);
+
+/* pipeline_schedule.c */
+/* False when there is nothing (more) to be sent now. */
+bool schedule_step(struct pipeline *p, struct run *run);
+void step_header(struct run *run, struct ring_entry *e);
 
 /* pipeline_entry.c */
 enum err entry_submit(struct pipeline *p, const struct pipeline_submit *submit);
@@ -360,6 +400,8 @@ void entry_on_token(struct pipeline *p, const struct node_id *from, uint64_t epo
                     const struct frame_token *token);
 void entry_on_have(struct pipeline *p, const struct node_id *from, uint64_t epoch,
                    const struct frame_have *have);
+void entry_on_cached(struct pipeline *p, const struct node_id *from, uint64_t epoch,
+                     const struct frame_cached *cached);
 void entry_on_error(struct pipeline *p, const struct node_id *from, uint64_t epoch,
                     const struct frame_error *error);
 void entry_on_stale(struct pipeline *p, const struct node_id *from, uint64_t epoch);
@@ -376,6 +418,8 @@ void relay_on_token(struct pipeline *p, const struct node_id *from, uint64_t epo
                     const struct frame_token *token);
 void relay_on_have(struct pipeline *p, const struct node_id *from, uint64_t epoch,
                    const struct frame_have *have);
+void relay_on_cached(struct pipeline *p, const struct node_id *from, uint64_t epoch,
+                     const struct frame_cached *cached);
 void relay_on_error(struct pipeline *p, const struct node_id *from, uint64_t epoch,
                     const struct frame_error *error);
 void relay_on_stale(struct pipeline *p, const struct node_id *from, uint64_t epoch);

@@ -94,6 +94,15 @@ void relay_on_have(struct pipeline *p, const struct node_id *from, uint64_t epoc
         send->have = *have;
 }
 
+void relay_on_cached(struct pipeline *p, const struct node_id *from, uint64_t epoch,
+                     const struct frame_cached *cached)
+{
+    const struct relay *relay = relay_for(p, from, epoch, &cached->request, cached->attempt);
+    struct pipeline_send *send = relay ? send_new(p, &relay->origin, FRAME_CACHED, epoch, 0) : NULL;
+    if (send)
+        send->cached = *cached;
+}
+
 static void relay_fail(struct pipeline *p, struct relay *relay, enum err e)
 {
     relay->used = false;

@@ -1,4 +1,5 @@
-/* What one stage of an epoch keeps: its slots with their token lists, and the ring of steps. */
+/* What one stage of an epoch keeps: its slots with their tokens and KV blocks, and the ring of
+ * steps. */
 #include "agent/pipeline_internal.h"
 
 #include "base/util.h"
@@ -34,12 +35,43 @@ struct hash128 slot_hash_at(const struct run *run, const struct slot *slot, uint
     return hash;
 }
 
-void slot_truncate(const struct run *run, struct slot *slot, uint32_t n)
+void slot_truncate(struct run *run, struct slot *slot, uint32_t n)
 {
     if (n >= slot->n)
         return;
     slot->hash = slot_hash_at(run, slot, n);
     slot->n = n;
+    kv_cut(&run->pool, &slot->table, n);
+}
+
+enum err slot_grow(struct pipeline *p, struct run *run, struct slot *slot, uint32_t n)
+{
+    struct kv_copy copy;
+    uint32_t copies;
+    TRY(kv_grow(&run->pool, &slot->table, slot->n, slot->n + n, &copy, &copies));
+    if (copies) {
+        struct pipeline_effect *effect = effect_new(p, PIPELINE_DO_COPY_BLOCK);
+        effect->copy_block.instance = run->instance;
+        effect->copy_block.from = copy.from;
+        effect->copy_block.to = copy.to;
+    }
+    return ERR_OK;
+}
+
+enum err slot_share(struct run *run, const struct slot *from, struct slot *to, uint32_t n)
+{
+    assert(from != to && n <= from->n && n <= to->cap);
+    TRY(kv_share(&run->pool, &from->table, &to->table, n));
+    memcpy(to->tokens, from->tokens, n * sizeof *to->tokens);
+    memcpy(to->marks, from->marks, (n / CHAIN_MARK + 1u) * sizeof *to->marks);
+    to->n = n;
+    to->hash = slot_hash_at(run, from, n);
+    return ERR_OK;
+}
+
+struct hash128 slot_block_hash(const struct run *run, const struct slot *slot, uint32_t i)
+{
+    return slot_hash_at(run, slot, (i + 1) * STAGE_BLOCK);
 }
 
 void slot_append(struct slot *slot, const int32_t *ids, uint32_t n)
@@ -70,6 +102,12 @@ struct ring_entry *ring_push(struct run *run)
     e->rows = NULL;
     e->waits_since = 0;
     return e;
+}
+
+void ring_pop(struct run *run)
+{
+    assert(run->ring_n > 0 && ring_at(run, run->ring_n - 1)->state == RING_QUEUED);
+    run->ring_n--;
 }
 
 void ring_flush(struct run *run)
@@ -116,6 +154,9 @@ void run_deinit(struct run *run)
     }
     for (uint32_t i = 0; run->ring && i < run->ring_cap; i++)
         free(run->ring[i].buffer);
+    kv_pool_deinit(&run->pool);
+    free(run->table_blocks);
+    free(run->kept);
     free(run->slots);
     free(run->ring);
     free(run->opens);
@@ -125,6 +166,8 @@ void run_deinit(struct run *run)
 enum err run_init(struct run *run, const struct pipeline_install *install, uint32_t my_stage)
 {
     const struct plan *plan = install->plan;
+    uint32_t n_table = kv_blocks_of(plan->context);
+    uint32_t n_blocks = install->n_blocks ? install->n_blocks : install->n_slots * n_table;
     *run = (struct run){
         .state = RUN_INSTALLED,
         .plan = *plan,
@@ -140,14 +183,21 @@ enum err run_init(struct run *run, const struct pipeline_install *install, uint3
     };
     run->slots = calloc(run->n_slots, sizeof *run->slots);
     run->ring = calloc(run->ring_cap, sizeof *run->ring);
+    run->table_blocks = calloc((size_t)run->n_slots * n_table, sizeof *run->table_blocks);
+    run->kept = calloc(n_blocks, sizeof *run->kept);
     bool wants_opens = run_is_tail(run) && !run_is_head(run);
     if (wants_opens)
         run->opens = calloc(PENDING_OPENS_MAX, sizeof *run->opens);
-    if (!run->slots || !run->ring || (wants_opens && !run->opens)) {
+    enum err e = kv_pool_init(&run->pool, n_blocks);
+    if (e != ERR_OK || !run->slots || !run->ring || !run->table_blocks || !run->kept ||
+        (wants_opens && !run->opens)) {
         run_deinit(run);
         return ERR_NO_MEMORY;
     }
-    for (uint32_t i = 0; i < run->n_slots; i++)
+    for (uint32_t i = 0; i < run->n_slots; i++) {
         run->slots[i].hash = run->chain_first;
+        run->slots[i].table =
+            (struct kv_table){.blocks = run->table_blocks + (size_t)i * n_table, .cap = n_table};
+    }
     return ERR_OK;
 }

@@ -132,7 +132,8 @@ static void open_slot(struct slot *slot, const struct pending_open *open)
     slot->token_limit = open->token_limit;
 }
 
-/* The head tells the tail how to sample; this may come before or after the ADMIT. */
+/* The head tells the tail how to sample; this may come before or after the ADMIT. A second one for
+ * a slot that knows already is for the next ADMIT of a sequence that was put back. */
 void stage_on_open(struct pipeline *p, struct run *run, const struct frame *f)
 {
     const struct frame_open *o = &f->open;
@@ -141,7 +142,7 @@ void stage_on_open(struct pipeline *p, struct run *run, const struct frame *f)
     run->last_use = p->now;
     for (uint32_t i = 0; i < run->n_slots; i++) {
         struct slot *slot = &run->slots[i];
-        if (slot->active && slot->attempt == o->attempt &&
+        if (slot->active && !slot->opened && slot->attempt == o->attempt &&
             request_id_eq(&slot->request, &o->request)) {
             open_slot(slot, &open);
             return;
@@ -202,30 +203,45 @@ static enum err admit(struct run *run, const struct frame_control *c)
     return ERR_OK;
 }
 
-static enum err apply_controls(struct pipeline *p, struct run *run, const struct frame *f)
+static enum err share(struct run *run, const struct frame_control *c)
+{
+    if (c->slot >= run->n_slots || c->from >= run->n_slots || c->slot == c->from)
+        return ERR_CORRUPT;
+    const struct slot *from = &run->slots[c->from];
+    struct slot *to = &run->slots[c->slot];
+    if (!to->active || !request_id_eq(&to->request, &c->request) || c->n > from->n ||
+        c->n > to->limit)
+        return ERR_CORRUPT;
+    return slot_share(run, from, to, c->n);
+}
+
+/* CUT and FREE. */
+static enum err leave(struct run *run, const struct frame_control *c)
+{
+    if (c->slot >= run->n_slots)
+        return ERR_CORRUPT;
+    struct slot *slot = &run->slots[c->slot];
+    bool whoever = c->kind == FRAME_FREE && request_id_eq(&c->request, &no_request);
+    if (!whoever && (slot->attempt != c->attempt || !request_id_eq(&slot->request, &c->request)))
+        return ERR_CORRUPT;
+    slot->active = false;
+    slot_truncate(run, slot, c->kind == FRAME_CUT ? c->n : 0);
+    return ERR_OK;
+}
+
+static enum err apply_controls(struct run *run, const struct frame *f)
 {
     for (uint32_t i = 0; i < f->step.n_controls; i++) {
         const struct frame_control *c = &f->step.controls[i];
-        if (c->kind == FRAME_ADMIT) {
-            TRY(admit(run, c));
-            continue;
-        }
-        struct slot *slot = slot_find(run, &c->request, c->attempt);
-        if (!slot || slot != &run->slots[c->slot < run->n_slots ? c->slot : 0])
-            return ERR_CORRUPT;
-        slot->active = false;
-        slot_truncate(run, slot, c->kind == FRAME_CUT ? c->n : 0);
-        if (c->kind == FRAME_FREE) {
-            struct pipeline_effect *effect = effect_new(p, PIPELINE_DO_FREE_SLOT);
-            effect->free_slot.instance = run->instance;
-            effect->free_slot.slot = c->slot;
-        }
+        TRY(c->kind == FRAME_ADMIT   ? admit(run, c)
+            : c->kind == FRAME_SHARE ? share(run, c)
+                                     : leave(run, c));
     }
     return ERR_OK;
 }
 
-/* ERR_AGAIN: the tail does not know yet how to sample. Changes nothing unless all is right. */
-static enum err place_segments(struct run *run, struct ring_entry *e)
+/* The slots of the segments. ERR_AGAIN: the tail does not know yet how to sample. */
+static enum err find_segments(struct run *run, struct ring_entry *e)
 {
     const struct frame *f = &e->frame;
     uint64_t seen = 0;
@@ -244,12 +260,30 @@ static enum err place_segments(struct run *run, struct ring_entry *e)
             return ERR_AGAIN;
         e->slot_of[i] = at;
     }
-    for (uint32_t i = 0; i < f->header.n_segments; i++) {
-        const struct frame_segment *s = &f->step.segments[i];
-        slot_truncate(run, &run->slots[e->slot_of[i]], s->position);
-        slot_append(&run->slots[e->slot_of[i]], s->token_ids, s->n);
-    }
     return ERR_OK;
+}
+
+/* Blocks for all rows, then the rows: tokens without KV would be told as KV. */
+static enum err place_segments(struct pipeline *p, struct run *run, struct ring_entry *e)
+{
+    TRY(find_segments(run, e));
+    const struct frame *f = &e->frame;
+    enum err err = ERR_OK;
+    uint32_t n = 0;
+    for (; n < f->header.n_segments && err == ERR_OK; n++) {
+        const struct frame_segment *s = &f->step.segments[n];
+        slot_truncate(run, &run->slots[e->slot_of[n]], s->position);
+        err = slot_grow(p, run, &run->slots[e->slot_of[n]], s->n);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        const struct frame_segment *s = &f->step.segments[i];
+        struct slot *slot = &run->slots[e->slot_of[i]];
+        if (err == ERR_OK)
+            slot_append(slot, s->token_ids, s->n);
+        else
+            kv_cut(&run->pool, &slot->table, slot->n);
+    }
+    return err;
 }
 
 static void forward(struct pipeline *p, struct run *run, struct ring_entry *e, const float *rows)
@@ -306,6 +340,7 @@ static void say_have(struct pipeline *p, struct run *run, const struct slot *slo
     send->have.attempt = slot->attempt;
     send->have.n = slot->n;
     send->have.hash = slot->hash;
+    send->have.slot = (uint32_t)(slot - run->slots);
 }
 
 static void start_stream(struct pipeline *p, struct run *run, struct ring_entry *e)
@@ -323,10 +358,10 @@ static void start_stream(struct pipeline *p, struct run *run, struct ring_entry 
 
 static void execute(struct pipeline *p, struct run *run, struct ring_entry *e)
 {
-    enum err err = e->controls_done ? ERR_OK : apply_controls(p, run, &e->frame);
+    enum err err = e->controls_done ? ERR_OK : apply_controls(run, &e->frame);
     e->controls_done = true;
     if (err == ERR_OK)
-        err = place_segments(run, e);
+        err = place_segments(p, run, e);
     if (err == ERR_AGAIN) {
         if (e->waits_since == 0)
             e->waits_since = p->now;
@@ -386,7 +421,7 @@ void stage_compute(struct pipeline *p, struct run *run, struct ring_entry *e)
         const struct frame_segment *s = &f->step.segments[i];
         bool logits = run_is_tail(run) && s->flags & FRAME_SEGMENT_LOGITS_LAST;
         p->segments[i] = (struct stage_segment){
-            .slot = e->slot_of[i],
+            .blocks = run->slots[e->slot_of[i]].table.blocks,
             .position = s->position,
             .n_rows = s->n,
             .token_ids = s->token_ids,
@@ -495,9 +530,10 @@ static void measure(struct pipeline *p, struct run *run, const struct ring_entry
         const struct frame_segment *s = &e->frame.step.segments[i];
         n_prompt_rows += s->flags & FRAME_SEGMENT_PREFILL ? s->n : 0;
     }
+    head_measure(run, n_prompt_rows, e->frame.header.n_rows, us);
     run->n_prefill_rows += n_prompt_rows;
     run->n_decode_steps += n_prompt_rows == 0;
-    *(n_prompt_rows ? &run->prefill_us : &run->decode_us) += us;
+    *(n_prompt_rows ? &run->stats_prefill_us : &run->stats_decode_us) += us;
     if (p->now - run->stats_at < STATS_US)
         return;
     struct pipeline_effect *effect = effect_new(p, PIPELINE_DO_STATS);
@@ -505,11 +541,11 @@ static void measure(struct pipeline *p, struct run *run, const struct ring_entry
     effect->stats.stage = run->my_stage;
     effect->stats.n_decode_steps = run->n_decode_steps;
     effect->stats.n_prefill_rows = run->n_prefill_rows;
-    effect->stats.decode_us = run->decode_us;
-    effect->stats.prefill_us = run->prefill_us;
+    effect->stats.decode_us = run->stats_decode_us;
+    effect->stats.prefill_us = run->stats_prefill_us;
     run->stats_at = p->now;
     run->n_decode_steps = run->n_prefill_rows = 0;
-    run->decode_us = run->prefill_us = 0;
+    run->stats_decode_us = run->stats_prefill_us = 0;
 }
 
 static struct ring_entry *computing(struct run *run)

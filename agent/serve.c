@@ -79,7 +79,7 @@ void agent_refresh_local(struct agent *a)
 static void shape_of(const struct served_model *s, struct model_shape *ret)
 {
     const struct model_info *i = model_info(s->model);
-    struct stage_options one = {.first_layer = 0, .n_layers = 1, .context = 64, .n_slots = 1};
+    struct stage_options one = {.first_layer = 0, .n_layers = 1, .context = 64};
     *ret = (struct model_shape){.model = s->id,
                                 .n_layers = i->n_layers,
                                 .context_max = i->context_max,

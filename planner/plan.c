@@ -52,7 +52,19 @@ static void seal(const struct plan *p, struct hash256 *ret)
         write_u32(&w, s->n_layers);
         write_u64(&w, s->memory_bytes);
     }
+    if (p->kv_positions > 0) /* plans of earlier versions have none */
+        write_u32(&w, p->kv_positions);
     (void)crypto_generichash(ret->bytes, sizeof ret->bytes, bytes, w.len, NULL, 0);
+}
+
+uint32_t plan_slots(const struct plan *p)
+{
+    return p->kv_positions > 0 ? PLAN_SLOTS_MAX : 1;
+}
+
+uint32_t plan_kv_blocks(const struct plan *p)
+{
+    return p->kv_positions / PLAN_KV_BLOCK;
 }
 
 int plan_stage_of(const struct plan *p, const struct node_id *id)
@@ -80,6 +92,13 @@ static bool name_is_sane(const char name[MODEL_NAME_MAX])
     return true;
 }
 
+static bool kv_is_sane(const struct plan *p)
+{
+    return p->kv_positions == 0 ||
+           (p->kv_positions >= p->context && p->kv_positions % PLAN_KV_BLOCK == 0 &&
+            p->kv_positions <= PLAN_KV_POSITIONS_MAX);
+}
+
 static bool number_is_sane(double v)
 {
     return isfinite(v) && v >= 0;
@@ -88,7 +107,7 @@ static bool number_is_sane(double v)
 enum err plan_check(const struct plan *p)
 {
     if (p->n_stages < 1 || p->n_stages > PLAN_STAGES_MAX || p->n_layers < 1 ||
-        p->n_layers > MODEL_LAYERS_MAX || p->context < 1 || p->epoch.term == 0 ||
+        p->n_layers > MODEL_LAYERS_MAX || p->context < 1 || !kv_is_sane(p) || p->epoch.term == 0 ||
         node_id_is_zero(&p->epoch.planner) || !name_is_sane(p->model_name) ||
         !number_is_sane(p->predicted_token_us) || !number_is_sane(p->predicted_prefill_us))
         return ERR_CORRUPT;

@@ -14,8 +14,10 @@ enum {
     PLAN_STAGES_MAX = 16,
     MODEL_NAME_MAX = 96, /* bytes with the NUL */
     MODEL_LAYERS_MAX = 512,
-    NODES_MAX = 16, /* nodes that a plan considers */
-    PLAN_SLOTS = 1, /* sequences with KV of their own on each stage; others wait at the head */
+    NODES_MAX = 16,      /* nodes that a plan considers */
+    PLAN_SLOTS_MAX = 64, /* sequences that run at once, and those whose KV is kept */
+    PLAN_KV_BLOCK = 64,  /* positions of a block of KV (runtime/stage.h) */
+    PLAN_KV_POSITIONS_MAX = PLAN_KV_BLOCK << 20,
 };
 
 enum precision { PRECISION_FAST = 0, PRECISION_F32 = 1 };
@@ -41,7 +43,9 @@ struct plan {
     struct hash256 model; /* manifest id */
     char model_name[MODEL_NAME_MAX];
     uint32_t n_layers;
-    uint32_t context;            /* positions */
+    uint32_t context;            /* positions of one sequence, at most */
+    uint32_t kv_positions;       /* of the KV cache that all sequences share: whole blocks, at least
+                                    the context. 0, from earlier versions: one sequence at a time */
     uint8_t precision;           /* enum precision */
     uint8_t backend;             /* enum backend */
     uint32_t arithmetic_version; /* participants must match */
@@ -52,6 +56,10 @@ struct plan {
 };
 
 #define PLAN_INIT ((struct plan){.n_stages = 0})
+
+/* Sequences that a stage knows at once, and blocks of its KV cache (0: of one context). */
+uint32_t plan_slots(const struct plan *p);
+uint32_t plan_kv_blocks(const struct plan *p);
 
 /* Stage i of the plan that `id` executes, or -1. */
 int plan_stage_of(const struct plan *p, const struct node_id *id);

@@ -95,7 +95,6 @@ static enum err run_init(struct run *r, const char *path, uint32_t n,
         struct stage_options so = {.first_layer = first,
                                    .n_layers = end - first,
                                    .context = n,
-                                   .n_slots = 1,
                                    .precision = o->precision,
                                    .variant = o->variant};
         TRY(stage_new(r->model, r->pool, &so, &r->stages[r->n_stages], err));

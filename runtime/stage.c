@@ -1,4 +1,4 @@
-/* Life of a stage: options, memory, slots, and the checks of a step. The arithmetic is in
+/* Life of a stage: options, memory, and the checks of a step. The arithmetic is in
  * stage_forward.c and below it in the kernels. */
 #include "runtime/stage_internal.h"
 
@@ -10,6 +10,8 @@ enum {
     PASS_VERSION = 1,
 };
 
+_Static_assert((int)STAGE_BLOCK == (int)KV_BLOCK, "the kernels' blocks are those of the interface");
+
 uint32_t stage_arithmetic_version(void)
 {
     return ARITHMETIC_VERSION * 1000 + PASS_VERSION;
@@ -19,7 +21,7 @@ static bool options_fit(const struct model *m, const struct stage_options *o)
 {
     return o->n_layers >= 1 && o->first_layer < m->info.n_layers &&
            o->n_layers <= m->info.n_layers - o->first_layer && o->context >= 1 &&
-           o->context <= m->info.context_max && o->n_slots >= 1 && o->n_slots <= STAGE_SLOTS_MAX &&
+           o->context <= m->info.context_max && o->n_blocks <= STAGE_BLOCKS_MAX &&
            (o->precision == STAGE_FAST || o->precision == STAGE_F32);
 }
 
@@ -38,13 +40,14 @@ static void describe(struct stage *s, struct model *m, const struct stage_option
         .n_kv_heads = m->info.n_kv_heads, .head_dim = m->info.head_dim, .precision = s->precision};
     s->kv_block_bytes = (kv_block_bytes(&s->kv_layout) + MEMORY_ALIGNMENT - 1) / MEMORY_ALIGNMENT *
                         MEMORY_ALIGNMENT;
-    s->blocks_per_slot = (o->context + KV_BLOCK - 1) / KV_BLOCK;
+    s->blocks_per_sequence = (o->context + KV_BLOCK - 1) / KV_BLOCK;
+    if (o->n_blocks == 0)
+        s->options.n_blocks = s->blocks_per_sequence;
 }
 
 static uint64_t kv_bytes(const struct stage *s)
 {
-    return (uint64_t)s->options.n_layers * s->options.n_slots * s->blocks_per_slot *
-           s->kv_block_bytes;
+    return (uint64_t)s->options.n_layers * s->options.n_blocks * s->kv_block_bytes;
 }
 
 /* Gives the next part of the working memory, or only counts when base is NULL. */
@@ -83,7 +86,8 @@ static size_t lay_out(const struct stage *s, const struct model *m, uint8_t *bas
     w->attention = part(base, &at,
                         attention_workspace_bytes(&s->kv_layout, info->n_heads, STAGE_ROWS_MAX,
                                                   s->options.context));
-    w->blocks = part(base, &at, (size_t)s->options.n_slots * s->blocks_per_slot * sizeof(void *));
+    w->blocks =
+        part(base, &at, (size_t)STAGE_SEGMENTS_MAX * s->blocks_per_sequence * sizeof(void *));
     return at;
 }
 
@@ -108,9 +112,8 @@ static enum err reserve(struct stage *s, struct err_text *text)
     }
     if (!s->kv || !s->work.base)
         return err_set(text, ERR_NO_MEMORY,
-                       "%s: no memory for a context of %u positions in %u "
-                       "slots (%llu MiB)",
-                       gguf_path(s->model->gguf), s->options.context, s->options.n_slots,
+                       "%s: no memory for a KV cache of %u blocks of %d positions (%llu MiB)",
+                       gguf_path(s->model->gguf), s->options.n_blocks, (int)KV_BLOCK,
                        (unsigned long long)((kv + work) >> 20));
     (void)lay_out(s, s->model, s->work.base, &s->work);
     return ERR_OK;
@@ -122,9 +125,9 @@ enum err stage_new(struct model *model, struct pool *pool, const struct stage_op
     const char *path = gguf_path(model->gguf);
     if (!options_fit(model, options))
         return err_set(text, ERR_INVALID,
-                       "%s: no stage of %u layers from %u with %u slots and a "
+                       "%s: no stage of %u layers from %u with %u blocks and a "
                        "context of %u (the model has %u layers and at most %u positions)",
-                       path, options->n_layers, options->first_layer, options->n_slots,
+                       path, options->n_layers, options->first_layer, options->n_blocks,
                        options->context, model->info.n_layers, model->info.context_max);
     struct stage *s = calloc(1, sizeof *s);
     if (!s)
@@ -159,35 +162,64 @@ void stage_free(struct stage *stage)
     free(stage);
 }
 
-/* Everything about the segments that could be wrong. Fills the slots' lengths after the step. */
-static enum err check_segments(const struct stage *s, const struct stage_segment *segments,
-                               uint32_t n_segments, uint32_t lengths[STAGE_SLOTS_MAX],
-                               uint32_t *ret_rows)
+static uint32_t block_of(const struct stage_segment *g, uint32_t i)
 {
-    uint64_t used = 0; /* slots that this step has touched */
-    uint32_t rows = 0;
+    return g->blocks ? g->blocks[i] : i;
+}
+
+static bool segment_ok(const struct stage *s, const struct stage_segment *g, uint32_t rows_left)
+{
+    if (g->n_rows < 1 || g->n_rows > rows_left || g->position > s->options.context ||
+        g->n_rows > s->options.context - g->position ||
+        (g->logits != STAGE_LOGITS_NONE && g->logits != STAGE_LOGITS_LAST &&
+         g->logits != STAGE_LOGITS_ALL))
+        return false;
+    for (uint32_t i = 0; i <= (g->position + g->n_rows - 1) / KV_BLOCK; i++)
+        if (block_of(g, i) >= s->options.n_blocks)
+            return false;
+    if (s->is_head && !g->token_ids)
+        return false;
+    for (uint32_t r = 0; s->is_head && r < g->n_rows; r++)
+        if (g->token_ids[r] < 0 || (uint32_t)g->token_ids[r] >= s->model->info.n_vocab)
+            return false;
+    return true;
+}
+
+/* A run of positions of one block that a step writes. */
+struct written {
+    uint32_t block, first, end;
+};
+
+/* Adds what the segment writes; false when another writes there too. */
+static bool add_written(struct written *all, uint32_t *n, const struct stage_segment *g)
+{
+    uint32_t end = g->position + g->n_rows;
+    for (uint32_t p = g->position; p < end; p = (p / KV_BLOCK + 1) * KV_BLOCK) {
+        uint32_t begins = p / KV_BLOCK * KV_BLOCK;
+        struct written w = {block_of(g, p / KV_BLOCK), p - begins,
+                            MIN_OF(end - begins, (uint32_t)KV_BLOCK)};
+        for (uint32_t i = 0; i < *n; i++)
+            if (all[i].block == w.block && all[i].first < w.end && w.first < all[i].end)
+                return false;
+        all[(*n)++] = w;
+    }
+    return true;
+}
+
+/* Everything about the segments that could be wrong. */
+static enum err check_segments(const struct stage *s, const struct stage_segment *segments,
+                               uint32_t n_segments, uint32_t *ret_rows)
+{
+    /* each segment begins in one block, and each KV_BLOCK rows of the step begin one more */
+    struct written all[2 * STAGE_SEGMENTS_MAX + STAGE_ROWS_MAX / KV_BLOCK];
+    uint32_t rows = 0, n_written = 0;
     if (n_segments < 1 || n_segments > STAGE_SEGMENTS_MAX)
         return ERR_INVALID;
-    memcpy(lengths, s->lengths, sizeof s->lengths);
     for (uint32_t i = 0; i < n_segments; i++) {
-        const struct stage_segment *g = &segments[i];
-        if (g->slot >= s->options.n_slots || g->n_rows < 1 || g->n_rows > STAGE_ROWS_MAX - rows ||
-            g->position > lengths[g->slot] || g->position > s->options.context ||
-            g->n_rows > s->options.context - g->position)
+        if (!segment_ok(s, &segments[i], STAGE_ROWS_MAX - rows) ||
+            !add_written(all, &n_written, &segments[i]))
             return ERR_INVALID;
-        if (used >> g->slot & 1 && g->position != lengths[g->slot])
-            return ERR_INVALID;
-        if (s->is_head && !g->token_ids)
-            return ERR_INVALID;
-        for (uint32_t r = 0; s->is_head && r < g->n_rows; r++)
-            if (g->token_ids[r] < 0 || (uint32_t)g->token_ids[r] >= s->model->info.n_vocab)
-                return ERR_INVALID;
-        if (g->logits != STAGE_LOGITS_NONE && g->logits != STAGE_LOGITS_LAST &&
-            g->logits != STAGE_LOGITS_ALL)
-            return ERR_INVALID;
-        used |= UINT64_C(1) << g->slot;
-        rows += g->n_rows;
-        lengths[g->slot] = g->position + g->n_rows;
+        rows += segments[i].n_rows;
     }
     *ret_rows = rows;
     return ERR_OK;
@@ -196,25 +228,24 @@ static enum err check_segments(const struct stage *s, const struct stage_segment
 enum err stage_forward(struct stage *stage, const struct stage_segment *segments,
                        uint32_t n_segments, const float *in, float *out, float *logits)
 {
-    uint32_t lengths[STAGE_SLOTS_MAX], n_rows = 0;
+    uint32_t n_rows = 0;
     if ((!stage->is_head && !in) || (!stage->is_tail && !out))
         return ERR_INVALID;
-    TRY(check_segments(stage, segments, n_segments, lengths, &n_rows));
+    TRY(check_segments(stage, segments, n_segments, &n_rows));
     for (uint32_t i = 0; stage->is_tail && i < n_segments; i++)
         if (segments[i].logits != STAGE_LOGITS_NONE && !logits)
             return ERR_INVALID;
     stage_pass(stage, segments, n_segments, n_rows, in, out, logits);
-    memcpy(stage->lengths, lengths, sizeof lengths);
     return ERR_OK;
 }
 
-uint32_t stage_slot_length(const struct stage *stage, uint32_t slot)
+enum err stage_copy_block(struct stage *stage, uint32_t from, uint32_t to)
 {
-    return slot < stage->options.n_slots ? stage->lengths[slot] : 0;
-}
-
-void stage_slot_truncate(struct stage *stage, uint32_t slot, uint32_t n)
-{
-    if (slot < stage->options.n_slots && n < stage->lengths[slot])
-        stage->lengths[slot] = n;
+    size_t n = stage->kv_block_bytes, n_blocks = stage->options.n_blocks;
+    if (from >= n_blocks || to >= n_blocks)
+        return ERR_INVALID;
+    for (size_t layer = 0; from != to && layer < stage->options.n_layers; layer++)
+        memcpy(stage->kv + (layer * n_blocks + to) * n, stage->kv + (layer * n_blocks + from) * n,
+               n);
+    return ERR_OK;
 }

@@ -21,14 +21,15 @@ enum stage_logits { STAGE_LOGITS_NONE = 0, STAGE_LOGITS_LAST = 1, STAGE_LOGITS_A
 
 enum {
     STAGE_SEGMENTS_MAX = 64, /* segments of one step */
-    STAGE_SLOTS_MAX = 64,    /* sequences that a stage holds at once */
     STAGE_ROWS_MAX = 512,    /* rows of one step */
+    STAGE_BLOCK = 64,        /* positions of a block of the KV cache */
+    STAGE_BLOCKS_MAX = 1 << 20,
 };
 
 struct stage_options {
     uint32_t first_layer, n_layers;
-    uint32_t context; /* positions per slot */
-    uint32_t n_slots; /* sequences with KV of their own, at least 1 */
+    uint32_t context;  /* positions of one sequence, at most */
+    uint32_t n_blocks; /* of the KV cache; 0: as many as one sequence needs */
     enum stage_precision precision;
     uint32_t
         variant; /* enum kernels_variant (runtime/kernels/kernels.h); 0: what this CPU does best */
@@ -36,17 +37,21 @@ struct stage_options {
 
 /* Some consecutive positions of one sequence. */
 struct stage_segment {
-    uint32_t slot;            /* 0 <= slot < n_slots: whose KV */
-    uint32_t position;        /* of its first row; must be at most the slot's filled length */
+    /* [blocks of position + n_rows positions] numbers below n_blocks: where the sequence's KV is,
+     * STAGE_BLOCK positions each; its first `position` positions must have been written. NULL: 0,
+     * 1, 2 and so on, for who runs one sequence. */
+    const uint32_t *blocks;
+    uint32_t position;        /* of its first row */
     uint32_t n_rows;          /* at least 1 */
     const int32_t *token_ids; /* [n_rows]; read by a head only, may be NULL elsewhere */
     enum stage_logits logits; /* which rows yield logits; read by a tail only */
 };
 
 /* Maps the weights that the layers need (a stage that starts at layer 0 is a head, one that ends
- * with the last is a tail) and reserves KV and working memory: nothing is allocated later. Keeps a
- * reference to the model; the pool must outlive the stage. The bytes of the layers must be in the
- * file by now. ERR_INVALID (layers, context or slots out of range), ERR_NO_MEMORY, ERR_IO,
+ * with the last is a tail) and reserves KV and working memory: nothing is allocated later, and the
+ * KV takes no pages before it is written. Keeps a reference to the model; the pool must outlive the
+ * stage. The bytes of the layers must be in the file by now. ERR_INVALID (layers, context or blocks
+ * out of range), ERR_NO_MEMORY, ERR_IO,
  * ERR_UNSUPPORTED (a kernels variant that this CPU lacks). A file that is cut short later kills
  * with SIGBUS whoever computes; the owner of the process handles it (PROTOCOL 5.2). */
 enum err stage_new(struct model *model, struct pool *pool, const struct stage_options *options,
@@ -62,16 +67,18 @@ uint64_t stage_memory_bytes(const struct model *model, const struct stage_option
  *   in      [n_rows, n_embd] F32 from the stage before; NULL for a head
  *   out     [n_rows, n_embd] F32 for the next stage; NULL for a tail
  *   logits  [n_logit_rows, n_vocab] F32, rows in order; NULL unless a tail
- * The KV of each slot is written at the segment's positions; a slot's filled length becomes
- * position + n_rows (a segment may start before the filled length: later positions are then
- * dropped). Several segments may continue one slot in one step, each where the one before ended.
- * ERR_INVALID on a bad segment or too many rows; nothing has happened then. */
+ * The KV of each segment is written at its positions, before any is read. Which blocks belong to
+ * which sequence, and how far they are filled, is the caller's to know: a stage has no memory of
+ * it. Several segments may share blocks that none of them writes, and one sequence may have several
+ * segments in a step.
+ * ERR_INVALID on a bad segment, too many rows, or two that write one position of a block; nothing
+ * has happened then. */
 enum err stage_forward(struct stage *stage, const struct stage_segment *segments,
                        uint32_t n_segments, const float *in, float *out, float *logits);
 
-/* Filled positions of a slot; forget all beyond n. */
-uint32_t stage_slot_length(const struct stage *stage, uint32_t slot);
-void stage_slot_truncate(struct stage *stage, uint32_t slot, uint32_t n);
+/* Copies a block, for a sequence that goes on from a part of it (copy on write): in all layers. Not
+ * while a step is computed. ERR_INVALID. */
+enum err stage_copy_block(struct stage *stage, uint32_t from, uint32_t to);
 
 /* The arithmetic that plans must agree on: ARITHMETIC_VERSION of the kernels together with how the
  * forward pass is cut into slices and ordered. */

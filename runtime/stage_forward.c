@@ -111,15 +111,14 @@ static void project(const struct pass *p, const struct layer_weights *w)
 static void point_blocks(const struct pass *p, uint32_t layer, const struct stage_segment *segments)
 {
     struct stage *s = p->s;
+    uint8_t *kv = s->kv + (size_t)layer * s->options.n_blocks * s->kv_block_bytes;
     for (uint32_t i = 0; i < p->n_segments; i++) {
-        uint32_t slot = segments[i].slot;
-        uint32_t end = segments[i].position + segments[i].n_rows;
-        size_t first = ((size_t)layer * s->options.n_slots + slot) * s->blocks_per_slot;
-        void **blocks = s->work.blocks + (size_t)slot * s->blocks_per_slot;
-        for (uint32_t b = 0; b < (end + KV_BLOCK - 1) / KV_BLOCK; b++)
-            blocks[b] = s->kv + (first + b) * s->kv_block_bytes;
-        s->work.segments[i] = (struct kv_segment){
-            .blocks = blocks, .position = segments[i].position, .n_rows = segments[i].n_rows};
+        const struct stage_segment *g = &segments[i];
+        void **blocks = s->work.blocks + (size_t)i * s->blocks_per_sequence;
+        for (uint32_t b = 0; b <= (g->position + g->n_rows - 1) / KV_BLOCK; b++)
+            blocks[b] = kv + (g->blocks ? g->blocks[b] : b) * s->kv_block_bytes;
+        s->work.segments[i] =
+            (struct kv_segment){.blocks = blocks, .position = g->position, .n_rows = g->n_rows};
     }
 }
 

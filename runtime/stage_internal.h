@@ -56,7 +56,7 @@ struct stage_work {
     float *rope;       /* table of the step */
     void *activations; /* prepared rows, for the kernels */
     void *attention;   /* workspace, for the kernels */
-    void **blocks;     /* [n_slots, blocks_per_slot]: the KV blocks of the layer at hand */
+    void **blocks;     /* [segments, blocks_per_sequence]: KV blocks of the layer at hand */
     uint32_t positions[STAGE_ROWS_MAX];
     struct kv_segment segments[STAGE_SEGMENTS_MAX];
 };
@@ -71,9 +71,8 @@ struct stage {
     struct rope rope;
     struct kv_layout kv_layout;
     size_t kv_block_bytes;
-    uint32_t blocks_per_slot;
-    uint8_t *kv; /* [n_layers, n_slots, blocks_per_slot] blocks */
-    uint32_t lengths[STAGE_SLOTS_MAX];
+    uint32_t blocks_per_sequence;
+    uint8_t *kv; /* [n_layers, n_blocks] blocks */
     struct stage_work work;
 };
 

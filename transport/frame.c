@@ -80,13 +80,15 @@ static size_t body_bytes(const struct frame *f)
     case FRAME_CREDIT:
         return 12;
     case FRAME_HAVE:
-        return 40;
+        return f->have.slot ? 44 : 40;
     case FRAME_STALE:
         return 8;
     case FRAME_ERROR:
         return 22;
     case FRAME_BYE:
         return 2;
+    case FRAME_CACHED:
+        return 24;
     default:
         return 0;
     }
@@ -223,6 +225,8 @@ static void encode_body(struct writer *w, const struct frame *f)
         write_u32(w, f->have.attempt);
         write_u32(w, f->have.n);
         write_bytes(w, f->have.hash.bytes, sizeof f->have.hash.bytes);
+        if (f->have.slot)
+            write_u32(w, f->have.slot);
         break;
     case FRAME_STALE:
         write_u64(w, f->stale.current_epoch);
@@ -234,6 +238,11 @@ static void encode_body(struct writer *w, const struct frame *f)
         break;
     case FRAME_BYE:
         write_u16(w, f->bye.code);
+        break;
+    case FRAME_CACHED:
+        write_bytes(w, f->cached.request.bytes, sizeof f->cached.request.bytes);
+        write_u32(w, f->cached.attempt);
+        write_u32(w, f->cached.n);
         break;
     default:
         break;
@@ -510,6 +519,7 @@ static void decode_small(struct reader *r, struct frame *f)
         f->have.attempt = read_u32(r);
         f->have.n = read_u32(r);
         read_bytes(r, f->have.hash.bytes, sizeof f->have.hash.bytes);
+        f->have.slot = r->left ? read_u32(r) : 0;
         break;
     case FRAME_STALE:
         f->stale.current_epoch = read_u64(r);
@@ -518,6 +528,11 @@ static void decode_small(struct reader *r, struct frame *f)
         read_bytes(r, f->error.request.bytes, sizeof f->error.request.bytes);
         f->error.attempt = read_u32(r);
         f->error.code = read_u16(r);
+        break;
+    case FRAME_CACHED:
+        read_bytes(r, f->cached.request.bytes, sizeof f->cached.request.bytes);
+        f->cached.attempt = read_u32(r);
+        f->cached.n = read_u32(r);
         break;
     default:
         f->bye.code = read_u16(r);

@@ -23,7 +23,7 @@ enum {
     FRAME_HEADER_BYTES = 64, /* the fields of the protocol (62) and n_controls */
     FRAME_ROWS_MAX = 512,    /* rows of one step, in all of its segments */
     FRAME_SEGMENTS_MAX = 64,
-    FRAME_CONTROLS_MAX = 128,       /* two for each sequence that a stage can hold */
+    FRAME_CONTROLS_MAX = 128,       /* two for each slot of a stage */
     FRAME_ROW_BYTES_MAX = 64 << 10, /* 16,384 values in F32 */
     FRAME_TOKENS_MAX = 1 << 20,     /* prompt and emitted ids of one OPEN together */
     FRAME_END_IDS_MAX = 16,
@@ -50,6 +50,7 @@ enum frame_type {
     FRAME_STALE = 7,
     FRAME_ERROR = 8,
     FRAME_BYE = 9,
+    FRAME_CACHED = 10, /* optional */
     FRAME_TYPE_N
 };
 
@@ -106,18 +107,22 @@ struct frame_segment {
 
 enum frame_control_kind {
     FRAME_ADMIT = 1, /* the request gets a slot (of that number) on every stage */
-    FRAME_CUT = 2,   /* cancelled: its rows end with this step; its KV beyond n goes */
-    FRAME_FREE = 3,  /* its slot and KV are free again */
+    FRAME_CUT = 2,   /* the request's rows end before this step; its KV beyond n goes */
+    FRAME_FREE = 3,  /* slot and KV are free again; no request named: whoever has the slot */
+    FRAME_SHARE = 4, /* the slot has the first n positions of slot `from`, not what it had */
     FRAME_CONTROL_KIND_N
 };
 
 /* A change of the KV, in step order on every stage, applied before the step's rows. */
 struct frame_control {
     uint8_t kind; /* enum frame_control_kind */
-    uint32_t attempt;
+    union {
+        uint32_t attempt; /* but for SHARE */
+        uint32_t from;    /* SHARE */
+    };
     uint32_t slot;
-    uint32_t n; /* ADMIT: positions to reserve at most; CUT: positions that stay; FREE: 0 */
-    struct request_id request;
+    uint32_t n; /* ADMIT: positions to reserve at most; CUT, SHARE: positions it has; FREE: 0 */
+    struct request_id request; /* SHARE: whom the slot was given to */
 };
 
 struct frame_step {
@@ -197,6 +202,14 @@ struct frame_have {
     uint32_t attempt;
     uint32_t n;
     struct hash128 hash;
+    uint32_t slot; /* that holds it, where a stream starts; else 0. Not sent when 0 */
+};
+
+/* Of a request's prompt so many positions need not be computed: they were held already. */
+struct frame_cached {
+    struct request_id request;
+    uint32_t attempt;
+    uint32_t n;
 };
 
 /* The frame named an epoch that is not (or no longer) committed here. */
@@ -242,6 +255,7 @@ struct frame {
         struct frame_stale stale;
         struct frame_error error;
         struct frame_bye bye;
+        struct frame_cached cached;
     };
 };
 

@@ -23,7 +23,6 @@ static int run(struct bench *b, double *ret_prompt_us, double *ret_token_us)
     int32_t ids[STAGE_ROWS_MAX];
     for (uint32_t i = 0; i < STAGE_ROWS_MAX; i++)
         ids[i] = (int32_t)((i * 7919 + 13) % b->n_vocab);
-    stage_slot_truncate(b->stage, 0, 0);
     uint64_t start = clock_monotonic_us();
     struct stage_segment s = {.n_rows = b->n_prompt, .token_ids = ids, .logits = STAGE_LOGITS_LAST};
     if (stage_forward(b->stage, &s, 1, NULL, NULL, b->logits) != ERR_OK)
@@ -66,7 +65,6 @@ int main(int argc, char **argv)
     }
     struct stage_options o = {.n_layers = model_info(model)->n_layers,
                               .context = b.n_prompt + b.n_generate,
-                              .n_slots = 1,
                               .precision =
                                   argc > 4 && strcmp(argv[4], "f32") == 0 ? STAGE_F32 : STAGE_FAST};
     b.n_vocab = model_info(model)->n_vocab;

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { EPOCHS = 4, ROW_BYTES = 16, CONTEXT = 64, RECORDS_MAX = 400 };
+enum { EPOCHS = 4, ROW_BYTES = 16, CONTEXT = 150, BLOCKS = 4, RECORDS_MAX = 400 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -39,8 +39,11 @@ static void apply(struct target *t, const struct pipeline_update *u)
             t->compute = e->compute;
             for (uint32_t k = 0; k < e->compute.n_segments; k++) {
                 const struct stage_segment *s = &e->compute.segments[k];
-                if (s->slot >= 4 || s->position > CONTEXT || s->n_rows > CONTEXT - s->position)
+                if (s->position > CONTEXT || s->n_rows > CONTEXT - s->position)
                     abort();
+                for (uint32_t n = 0; n <= (s->position + s->n_rows - 1) / STAGE_BLOCK; n++)
+                    if (s->blocks[n] >= BLOCKS)
+                        abort();
                 for (uint32_t n = 0; n < s->n_rows; n++)
                     sum += (uint32_t)s->token_ids[n];
             }
@@ -95,7 +98,7 @@ static void set_up(struct target *t)
                                     .n_layers = 1};
         plan_seal(plan);
         struct pipeline_event event = {.type = PIPELINE_INSTALL,
-                                       .install = {plan, i, 4, ROW_BYTES}};
+                                       .install = {plan, i, 4, ROW_BYTES, BLOCKS}};
         give(t, &event);
         event = (struct pipeline_event){.type = PIPELINE_COMMIT};
         event.epoch = plan->epoch;

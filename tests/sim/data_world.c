@@ -66,6 +66,9 @@ static void start_compute(struct world *w, uint32_t at, const struct pipeline_co
         const struct stage_segment *s = &c->segments[i];
         job->segments[i] = *s;
         job->segments[i].token_ids = job->ids + n_ids;
+        job->segments[i].blocks = job->blocks[i];
+        memcpy(job->blocks[i], s->blocks,
+               ((s->position + s->n_rows - 1) / STAGE_BLOCK + 1) * sizeof job->blocks[0][0]);
         memcpy(job->ids + n_ids, s->token_ids, s->n_rows * sizeof job->ids[0]);
         n_ids += s->n_rows;
     }
@@ -123,6 +126,7 @@ static void on_end(struct world *w, uint32_t at, const struct pipeline_effect *e
         if (q->ended || q->entry != at)
             world_fail(w, "request %u ends twice or elsewhere", i);
         q->ended = true;
+        w->r->n_reused += e->end.timings.n_cached;
         w->r->n_attempts += e->end.timings.n_attempts;
         world_note(w, (uint64_t)e->end.err);
         if (e->end.err == ERR_OK) {
@@ -177,7 +181,14 @@ static void apply(struct world *w, uint32_t at, const struct pipeline_update *u)
             *in = (struct instance){.used = false};
             break;
         }
-        case PIPELINE_DO_FREE_SLOT:
+        case PIPELINE_DO_COPY_BLOCK: {
+            struct instance *in = &node->instances[e->copy_block.instance];
+            if (node->busy || !in->used ||
+                hash_stage_copy_block(in->stage, e->copy_block.from, e->copy_block.to) != ERR_OK)
+                world_fail(w, "node %u cannot copy a block", at);
+            w->r->n_copies++;
+            break;
+        }
         case PIPELINE_DO_DRAINED:
         case PIPELINE_DO_STATS:
         case PIPELINE_DO_STALL:
@@ -342,7 +353,7 @@ static void install(struct world *w, uint32_t at, uint32_t number)
             .n_layers = plan->stages[stage].n_layers,
             .n_layers_model = LAYERS,
             .context = w->context,
-            .n_slots = w->n_slots,
+            .n_blocks = w->n_blocks,
         }),
     };
     step(w, at,
@@ -350,6 +361,7 @@ static void install(struct world *w, uint32_t at, uint32_t number)
                                   .install = {.plan = plan,
                                               .instance = n,
                                               .n_slots = w->n_slots,
+                                              .n_blocks = w->n_blocks,
                                               .row_bytes = HASH_STAGE_ROW_BYTES}});
 }
 
@@ -445,9 +457,9 @@ static void make_request(struct world *w, const int32_t *prompt, uint32_t n_prom
     q->n_prompt = n_prompt;
     memcpy(q->tokens, prompt, n_prompt * sizeof *prompt);
     q->sampler.seed = rng_u64(&w->rng);
-    q->sampler.max_tokens = world_chance(w, 5) ? 0 : 1 + world_below(w, 50);
+    q->sampler.max_tokens = world_chance(w, 5) ? 0 : 1 + world_below(w, w->o.crowd ? 150 : 50);
     q->sampler.flags = world_chance(w, 4) ? FRAME_SAMPLER_IGNORE_END : 0;
-    q->sampler.n_end_ids = (uint8_t)world_below(w, FRAME_END_IDS_MAX);
+    q->sampler.n_end_ids = (uint8_t)world_below(w, w->o.crowd ? 2 : FRAME_END_IDS_MAX);
     for (uint32_t i = 0; i < q->sampler.n_end_ids; i++)
         q->sampler.end_ids[i] = (int32_t)world_below(w, HASH_STAGE_VOCABULARY);
     q->n_tokens =
@@ -476,8 +488,11 @@ static void first_requests(struct world *w, uint32_t n, uint64_t from, uint32_t 
 {
     for (uint32_t i = 0; i < n; i++) {
         int32_t prompt[CONTEXT];
-        uint32_t n_prompt = 1 + world_below(w, w->context - 20), base = world_below(w, 3);
+        uint32_t n_prompt = 1 + world_below(w, w->o.crowd ? 130 : w->context - 20),
+                 base = world_below(w, 3);
         uint32_t n_base = world_below(w, n_prompt + 1);
+        if (w->o.crowd)
+            n_base = world_chance(w, 4) ? n_prompt : n_prompt - n_prompt / 8;
         for (uint32_t k = 0; k < n_prompt; k++)
             prompt[k] =
                 k < n_base ? w->bases[base][k] : (int32_t)world_below(w, HASH_STAGE_VOCABULARY);
@@ -663,9 +678,14 @@ static void handle(struct world *w, const struct event *e)
 static void set_up(struct world *w)
 {
     rng_seed(&w->rng, w->o.seed);
-    w->n_slots = 1 + world_below(w, 4);
+    w->n_slots = w->o.crowd || world_chance(w, 3) ? PIPELINE_SLOTS_MAX : 1 + world_below(w, 6);
+    if (w->o.crowd && world_chance(w, 4))
+        w->n_slots = 2 + world_below(w, 8);
     w->chunk_rows = world_chance(w, 3) ? 0 : 1 + world_below(w, 40);
-    w->context = world_chance(w, 4) ? CONTEXT : 96;
+    w->context = w->o.crowd || world_chance(w, 3) ? CONTEXT : 96;
+    /* From room for one sequence to room for some. */
+    w->n_blocks = (w->context + STAGE_BLOCK - 1) / STAGE_BLOCK;
+    w->n_blocks += world_below(w, w->o.crowd ? 6 : 3 * w->n_blocks);
     w->current = -1;
     for (uint32_t i = 0; i < 3; i++) {
         for (uint32_t k = 0; k < CONTEXT; k++)
@@ -680,7 +700,10 @@ static void set_up(struct world *w)
     make_island(w);
     world_post(w, 0, EV_REPLAN, NODES);
     world_post(w, HEAL_US, EV_HEAL, NODES);
-    first_requests(w, w->o.n_requests, 0, 8000);
+    if (w->o.crowd) /* twice, so that some find what others left */
+        first_requests(w, w->o.n_requests / 2, 5000 * MS, 500);
+    first_requests(w, w->o.crowd ? w->o.n_requests / 2 : w->o.n_requests, 0,
+                   w->o.crowd ? 500 : 8000);
     for (uint32_t i = 0; w->o.cuts && i < 1 + world_below(w, 5); i++)
         world_post(w, world_below(w, 10000) * MS, EV_CUT, NODES);
     for (uint32_t i = 0; w->o.kills && i < 1 + world_below(w, 3); i++)
@@ -705,6 +728,7 @@ static void check_empty(struct world *w)
         if (progress.n_requests + progress.n_sequences + progress.n_slots_used != 0)
             world_fail(w, "node %u still holds %u requests, %u sequences, %u slots", i,
                        progress.n_requests, progress.n_sequences, progress.n_slots_used);
+        w->r->n_preempted += (uint32_t)progress.n_preempted;
         for (uint32_t k = 0; k < w->n_epochs; k++)
             tell_epoch(w, i, k, PIPELINE_RETIRE);
         for (uint32_t k = 0; k < INSTANCES; k++) {

@@ -16,12 +16,14 @@ struct data_world_options {
     uint32_t n_requests;
     bool cuts, kills, replans, cancels, deadlines, failures, stalls;
     bool island; /* node 0 is in no plan and reaches node 1 alone: needs relays */
+    bool crowd;  /* all requests within a second, long, with few prompts and little KV */
     bool losses; /* links break their promise and lose single frames: must only cost time */
 };
 
 struct data_world_result {
     char failure[512]; /* "": all promises held */
-    uint32_t n_tokens, n_answers, n_errors, n_attempts, n_frames, n_steps, n_reused;
+    uint32_t n_tokens, n_answers, n_errors, n_attempts, n_frames, n_steps;
+    uint32_t n_reused, n_copies, n_preempted;
     uint64_t virtual_us;
     uint64_t digest; /* of everything that happened */
 };

@@ -73,6 +73,7 @@ struct job {
     struct pipeline_sample samples[STAGE_SEGMENTS_MAX];
     struct frame_sampler samplers[STAGE_SEGMENTS_MAX];
     int32_t history[STAGE_SEGMENTS_MAX][CONTEXT];
+    uint32_t blocks[STAGE_SEGMENTS_MAX][CONTEXT / STAGE_BLOCK + 1];
 };
 
 struct node {
@@ -120,7 +121,7 @@ struct world {
     uint64_t plan_busy_until;
     uint32_t next_instance;
     struct request requests[REQUESTS];
-    uint32_t n_requests, n_slots, chunk_rows, context;
+    uint32_t n_requests, n_slots, n_blocks, chunk_rows, context;
     bool healed;
     struct output *outputs;
     int32_t bases[3][CONTEXT];

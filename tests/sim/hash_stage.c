@@ -10,8 +10,8 @@ _Static_assert(sizeof(struct row) == HASH_STAGE_ROW_BYTES, "a row is 16 bytes");
 
 struct hash_stage {
     struct hash_stage_options options;
-    uint64_t *kv;     /* [n_slots, n_layers, context]: chained over positions */
-    uint32_t *filled; /* [n_slots] */
+    uint32_t n_blocks;
+    uint64_t *kv; /* [n_layers, n_blocks, STAGE_BLOCK] */
 };
 
 /* splitmix64's finish over a running sum. */
@@ -29,10 +29,10 @@ struct hash_stage *hash_stage_new(const struct hash_stage_options *options)
     if (!stage)
         abort();
     stage->options = *options;
+    stage->n_blocks = options->n_blocks ? options->n_blocks : options->context / STAGE_BLOCK + 1;
     stage->kv =
-        calloc((size_t)options->n_slots * options->n_layers * options->context, sizeof *stage->kv);
-    stage->filled = calloc(options->n_slots, sizeof *stage->filled);
-    if (!stage->kv || !stage->filled)
+        calloc((size_t)options->n_layers * stage->n_blocks * STAGE_BLOCK, sizeof *stage->kv);
+    if (!stage->kv)
         abort();
     return stage;
 }
@@ -42,25 +42,39 @@ void hash_stage_free(struct hash_stage *stage)
     if (!stage)
         return;
     free(stage->kv);
-    free(stage->filled);
     free(stage);
 }
 
-static uint64_t *kv_of(struct hash_stage *stage, uint32_t slot, uint32_t layer)
+static uint64_t *kv_at(struct hash_stage *stage, const struct stage_segment *s, uint32_t layer,
+                       uint32_t position)
 {
-    const struct hash_stage_options *o = &stage->options;
-    return stage->kv + ((size_t)slot * o->n_layers + layer) * o->context;
+    uint32_t i = position / STAGE_BLOCK, block = s->blocks ? s->blocks[i] : i;
+    return stage->kv + ((size_t)layer * stage->n_blocks + block) * STAGE_BLOCK +
+           position % STAGE_BLOCK;
 }
 
-static struct row compute_row(struct hash_stage *stage, uint32_t slot, uint32_t position,
-                              struct row row)
+/* Every position counts, and where it is. */
+static uint64_t attend(struct hash_stage *stage, const struct stage_segment *s, uint32_t layer,
+                       uint32_t position)
+{
+    uint64_t sum = 1;
+    for (uint32_t p = 0; p <= position; p += STAGE_BLOCK) {
+        const uint64_t *kv = kv_at(stage, s, layer, p);
+        for (uint32_t i = 0; i < STAGE_BLOCK && p + i <= position; i++)
+            sum = (sum ^ kv[i]) * 0x9e3779b97f4a7c15u;
+        sum ^= sum >> 29;
+    }
+    return sum;
+}
+
+static struct row compute_row(struct hash_stage *stage, const struct stage_segment *s,
+                              uint32_t position, struct row row)
 {
     for (uint32_t i = 0; i < stage->options.n_layers; i++) {
         uint64_t layer = stage->options.first_layer + i;
-        uint64_t *kv = kv_of(stage, slot, i);
-        uint64_t here = mix(mix(layer, row.a), row.b);
-        kv[position] = mix(position > 0 ? kv[position - 1] : 1, here);
-        row = (struct row){mix(kv[position], row.a), mix(kv[position], row.b + layer)};
+        *kv_at(stage, s, i, position) = mix(mix(layer, row.a), row.b);
+        uint64_t sum = attend(stage, s, i, position);
+        row = (struct row){mix(sum, row.a), mix(sum, row.b + layer)};
     }
     return row;
 }
@@ -73,9 +87,14 @@ static struct row embed(const struct hash_stage *stage, int32_t id, uint32_t pos
 
 static bool segment_ok(const struct hash_stage *stage, const struct stage_segment *s)
 {
-    return s->slot < stage->options.n_slots && s->n_rows > 0 &&
-           s->position <= stage->filled[s->slot] && s->position < stage->options.context &&
-           s->n_rows <= stage->options.context - s->position;
+    if (s->n_rows == 0 || s->position >= stage->options.context ||
+        s->n_rows > stage->options.context - s->position)
+        return false;
+    for (uint32_t i = 0; i <= (s->position + s->n_rows - 1) / STAGE_BLOCK; i++) {
+        if ((s->blocks ? s->blocks[i] : i) >= stage->n_blocks)
+            return false;
+    }
+    return true;
 }
 
 enum err hash_stage_forward(struct hash_stage *stage, const struct stage_segment *segments,
@@ -94,13 +113,24 @@ enum err hash_stage_forward(struct hash_stage *stage, const struct stage_segment
                 memcpy(&row, in + at * (sizeof row / sizeof *in), sizeof row);
             else
                 row = embed(stage, s->token_ids[k], s->position + k);
-            row = compute_row(stage, s->slot, s->position + k, row);
+            row = compute_row(stage, s, s->position + k, row);
             if (out)
                 memcpy(out + at * (sizeof row / sizeof *out), &row, sizeof row);
         }
-        stage->filled[s->slot] = s->position + s->n_rows;
         if (logits && s->logits != STAGE_LOGITS_NONE)
             *logits++ = mix(row.a, row.b);
+    }
+    return ERR_OK;
+}
+
+enum err hash_stage_copy_block(struct hash_stage *stage, uint32_t from, uint32_t to)
+{
+    if (from >= stage->n_blocks || to >= stage->n_blocks)
+        return ERR_INVALID;
+    for (size_t layer = 0; layer < stage->options.n_layers; layer++) {
+        uint64_t *kv = stage->kv + layer * stage->n_blocks * STAGE_BLOCK;
+        memmove(kv + (size_t)to * STAGE_BLOCK, kv + (size_t)from * STAGE_BLOCK,
+                STAGE_BLOCK * sizeof *kv);
     }
     return ERR_OK;
 }
@@ -113,8 +143,7 @@ void hash_stage_spoil(struct hash_stage *stage, const struct stage_segment *segm
         if (!segment_ok(stage, s))
             continue;
         for (uint32_t k = 0; k < s->n_rows; k++)
-            (void)compute_row(stage, s->slot, s->position + k, (struct row){666, k});
-        stage->filled[s->slot] = s->position + s->n_rows;
+            (void)compute_row(stage, s, s->position + k, (struct row){666, k});
     }
 }
 
@@ -143,7 +172,7 @@ uint32_t hash_stage_answer(uint64_t model, uint32_t n_layers_model, uint32_t con
                            enum frame_finish *ret_finish)
 {
     struct hash_stage *stage = hash_stage_new(&(struct hash_stage_options){
-        .model = model, .n_layers = n_layers_model, .context = context, .n_slots = 1});
+        .model = model, .n_layers = n_layers_model, .context = context});
     uint32_t n = n_prompt, done = 0;
     *ret_finish = FRAME_LENGTH;
     while (n < context && (sampler->max_tokens == 0 || n - n_prompt < sampler->max_tokens)) {

@@ -192,7 +192,11 @@ static void carry_out(struct sim *w, struct machine *m, const struct pipeline_ef
     case PIPELINE_DO_DRAINED:
         stage_mail(w, m, &(struct mail){.type = MAIL_DRAINED, .epoch = x->release.epoch}, true);
         break;
-    case PIPELINE_DO_FREE_SLOT:
+    case PIPELINE_DO_COPY_BLOCK:
+        if (hash_stage_copy_block(m->instances[x->copy_block.instance].hash, x->copy_block.from,
+                                  x->copy_block.to) != ERR_OK)
+            sim_fail(w, "machine %u cannot copy a block", m->number);
+        break;
     case PIPELINE_DO_STATS:
     case PIPELINE_DO_STALL:
     case PIPELINE_DO_COMPUTE: /* after all others */
@@ -297,14 +301,15 @@ static void install(struct sim *w, struct machine *m, const struct plan *plan)
         .n_layers = s->n_layers,
         .n_layers_model = LAYERS,
         .context = plan->context,
-        .n_slots = PLAN_SLOTS,
+        .n_blocks = plan_kv_blocks(plan),
     });
     enum err e =
         step_result(w, m,
                     &(struct pipeline_event){.type = PIPELINE_INSTALL,
                                              .install = {.plan = plan,
                                                          .instance = i,
-                                                         .n_slots = PLAN_SLOTS,
+                                                         .n_slots = plan_slots(plan),
+                                                         .n_blocks = plan_kv_blocks(plan),
                                                          .row_bytes = HASH_STAGE_ROW_BYTES}});
     if (e != ERR_OK)
         sim_fail(w, "machine %u cannot install a plan (%s)", m->number, err_name(e));

@@ -54,7 +54,7 @@ static inline double reference_real(const json_t *object, const char *key)
 
 struct chain_options {
     enum stage_precision precision;
-    uint32_t variant, n_threads, context, n_slots;
+    uint32_t variant, n_threads, context, n_blocks;
     uint32_t cuts[CHAIN_STAGES_MAX]; /* first layers of the second and further stages; 0 ends */
 };
 
@@ -83,7 +83,7 @@ static inline void chain_open(struct chain *c, const char *path, const struct ch
         struct stage_options so = {.first_layer = first,
                                    .n_layers = end - first,
                                    .context = o->context ? o->context : 512,
-                                   .n_slots = o->n_slots ? o->n_slots : 1,
+                                   .n_blocks = o->n_blocks,
                                    .precision = o->precision,
                                    .variant = o->variant};
         if (stage_new(c->model, c->pool, &so, &c->stages[c->n_stages], &text) != ERR_OK)
@@ -121,7 +121,8 @@ static inline void chain_step(struct chain *c, const struct stage_segment *segme
     }
 }
 
-/* Feeds tokens at `position` of slot 0; the logits of the last one are returned. */
+/* Feeds tokens at `position` of the sequence in blocks 0, 1, 2, ...; the logits of the last one are
+ * returned. */
 static inline const float *chain_feed(struct chain *c, const int32_t *ids, uint32_t n,
                                       uint32_t position)
 {

@@ -41,10 +41,15 @@ static void run_worlds(const char *name, const struct data_world_options *option
         sum.n_attempts += r.n_attempts;
         sum.n_frames += r.n_frames;
         sum.n_steps += r.n_steps;
+        sum.n_reused += r.n_reused;
+        sum.n_copies += r.n_copies;
+        sum.n_preempted += r.n_preempted;
     }
-    print_message("%s: %u answers, %u errors, %u attempts, %u tokens, %u steps, %u frames\n", name,
-                  sum.n_answers, sum.n_errors, sum.n_attempts, sum.n_tokens, sum.n_steps,
-                  sum.n_frames);
+    print_message(
+        "%s: %u answers, %u errors, %u attempts, %u tokens, %u steps, %u frames, %u tokens "
+        "shared, %u blocks copied, %u sequences put back\n",
+        name, sum.n_answers, sum.n_errors, sum.n_attempts, sum.n_tokens, sum.n_steps, sum.n_frames,
+        sum.n_reused, sum.n_copies, sum.n_preempted);
     assert_int_equal(n_failed, 0);
     assert_true(sum.n_answers > 0);
 }
@@ -59,6 +64,28 @@ static void test_answers_of_a_quiet_cluster(void **state)
 {
     (void)state;
     run_worlds("quiet", &(struct data_world_options){.n_requests = 10}, 200);
+}
+
+/* Many at once in a small KV cache: prompts that begin alike, too many for all to fit. */
+static void test_answers_of_a_crowd(void **state)
+{
+    (void)state;
+    run_worlds("crowd", &(struct data_world_options){.n_requests = 30, .crowd = true}, 150);
+}
+
+static void test_answers_of_a_crowd_through_everything(void **state)
+{
+    (void)state;
+    run_worlds("crowd, all",
+               &(struct data_world_options){.n_requests = 30,
+                                            .crowd = true,
+                                            .cuts = true,
+                                            .kills = true,
+                                            .replans = true,
+                                            .cancels = true,
+                                            .failures = true,
+                                            .losses = true},
+               300);
 }
 
 static void test_answers_through_replacement_of_plans(void **state)
@@ -137,6 +164,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_answers_of_one_node),
         cmocka_unit_test(test_answers_of_a_quiet_cluster),
+        cmocka_unit_test(test_answers_of_a_crowd),
+        cmocka_unit_test(test_answers_of_a_crowd_through_everything),
         cmocka_unit_test(test_answers_through_replacement_of_plans),
         cmocka_unit_test(test_answers_through_cut_links),
         cmocka_unit_test(test_answers_through_deaths),

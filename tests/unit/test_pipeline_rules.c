@@ -22,7 +22,8 @@ struct rig {
     struct pipeline *p[3];
     struct node_id id[3];
     uint64_t now;
-    struct seen *seen; /* [3] */
+    struct seen *seen;        /* [3] */
+    uint32_t step_us, row_us; /* what a computation takes */
     struct stage_segment segments[3][STAGE_SEGMENTS_MAX];
 };
 
@@ -199,12 +200,13 @@ static bool compute(struct rig *r, uint32_t at)
             sampled[n++].id = (int32_t)(1000 + s->position + s->n_rows);
     }
     assert_int_equal(n, e->compute.n_samples);
-    struct pipeline_event event = {.type = PIPELINE_COMPUTED,
-                                   .computed = {.instance = e->compute.instance,
-                                                .step = e->compute.step,
-                                                .rows = e->compute.is_tail ? NULL : rows,
-                                                .sampled = sampled,
-                                                .compute_us = 100}};
+    struct pipeline_event event = {
+        .type = PIPELINE_COMPUTED,
+        .computed = {.instance = e->compute.instance,
+                     .step = e->compute.step,
+                     .rows = e->compute.is_tail ? NULL : rows,
+                     .sampled = sampled,
+                     .compute_us = r->step_us + r->row_us * e->compute.n_rows}};
     struct seen *s = &r->seen[at];
     uint32_t i = (uint32_t)(e - s->effects);
     memmove(s->effects + i, s->effects + i + 1, (s->n - i - 1) * sizeof s->effects[0]);

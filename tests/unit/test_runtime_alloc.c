@@ -101,7 +101,7 @@ struct stage_parts {
 static enum err try_stage(void *arg, struct err_text *text)
 {
     struct stage_parts *p = arg;
-    struct stage_options o = {.first_layer = 3, .n_layers = 3, .context = 70, .n_slots = 2};
+    struct stage_options o = {.first_layer = 3, .n_layers = 3, .context = 70, .n_blocks = 3};
     struct stage *s = NULL;
     enum err e = stage_new(p->model, p->pool, &o, &s, text);
     stage_free(s);

@@ -153,12 +153,13 @@ static void test_stage_bits_do_not_depend_on_the_split(void **state)
     check_all_splits(STAGE_F32, 0);
 }
 
-/* Three sequences in one stage: their rows are mixed into steps of every kind, one of them is cut
- * back and fed again, and each gives the bits that it gives alone. */
+/* Three sequences in one stage, their blocks in no order: their rows are mixed into steps of every
+ * kind, one of them is cut back and fed again, and each gives the bits that it gives alone. */
 static void test_stage_bits_do_not_depend_on_companions(void **state)
 {
     (void)state;
-    struct chain_options o = {.n_threads = 2, .n_slots = 3, .context = 100, .cuts = {2}};
+    static const uint32_t table[3][2] = {{4, 0}, {2, 5}, {3, 1}};
+    struct chain_options o = {.n_threads = 2, .n_blocks = 6, .context = 100, .cuts = {2}};
     float *want = run_chunks(&o, RUN);
     size_t row = SPLIT_VOCAB;
     char path[4096];
@@ -167,36 +168,34 @@ static void test_stage_bits_do_not_depend_on_companions(void **state)
     chain_open(&c, path, &o);
     int32_t ids[RUN];
     fixed_ids(ids, c.n_vocab);
+    const uint32_t *a = table[0], *b = table[1], *d = table[2];
     struct stage_segment first[] = {
-        {.slot = 2, .position = 0, .n_rows = 40, .token_ids = ids + 20},
-        {.slot = 1, .position = 0, .n_rows = 3, .token_ids = ids, .logits = STAGE_LOGITS_ALL},
-        {.slot = 0, .position = 0, .n_rows = 5, .token_ids = ids, .logits = STAGE_LOGITS_LAST},
-        {.slot = 1, .position = 3, .n_rows = 9, .token_ids = ids + 3, .logits = STAGE_LOGITS_LAST},
+        {.blocks = d, .position = 0, .n_rows = 40, .token_ids = ids + 20},
+        {.blocks = b, .position = 0, .n_rows = 3, .token_ids = ids, .logits = STAGE_LOGITS_ALL},
+        {.blocks = a, .position = 0, .n_rows = 5, .token_ids = ids, .logits = STAGE_LOGITS_LAST},
+        {.blocks = b,
+         .position = 3,
+         .n_rows = 9,
+         .token_ids = ids + 3,
+         .logits = STAGE_LOGITS_LAST},
     };
     chain_step(&c, first, 4);
     assert_memory_equal(c.logits, want, 3 * row * sizeof(float));
     assert_memory_equal(c.logits + 3 * row, want + 4 * row, row * sizeof(float));
     assert_memory_equal(c.logits + 4 * row, want + 11 * row, row * sizeof(float));
-    assert_int_equal(stage_slot_length(c.stages[0], 1), 12);
-    /* Slot 2 begins again with other tokens; its later positions are dropped. */
+    /* The third begins again with other tokens. */
     struct stage_segment second[] = {
-        {.slot = 1,
-         .position = 12,
-         .n_rows = 1,
-         .token_ids = ids + 12,
-         .logits = STAGE_LOGITS_LAST},
-        {.slot = 2, .position = 0, .n_rows = 30, .token_ids = ids, .logits = STAGE_LOGITS_LAST},
-        {.slot = 0, .position = 5, .n_rows = 1, .token_ids = ids + 5, .logits = STAGE_LOGITS_NONE},
+        {.blocks = b, .position = 12, .n_rows = 1, .token_ids = ids + 12, .logits = 1},
+        {.blocks = d, .position = 0, .n_rows = 30, .token_ids = ids, .logits = STAGE_LOGITS_LAST},
+        {.blocks = a, .position = 5, .n_rows = 1, .token_ids = ids + 5},
     };
     chain_step(&c, second, 3);
     assert_memory_equal(c.logits, want + 12 * row, row * sizeof(float));
     assert_memory_equal(c.logits + row, want + 29 * row, row * sizeof(float));
-    assert_int_equal(stage_slot_length(c.stages[1], 2), 30);
-    for (uint32_t i = 0; i < c.n_stages; i++)
-        stage_slot_truncate(c.stages[i], 1, 6);
+    /* The second goes on from position 6. */
     struct stage_segment third[] = {
-        {.slot = 0, .position = 6, .n_rows = 58, .token_ids = ids + 6, .logits = STAGE_LOGITS_LAST},
-        {.slot = 1, .position = 6, .n_rows = 2, .token_ids = ids + 6, .logits = STAGE_LOGITS_ALL},
+        {.blocks = a, .position = 6, .n_rows = 58, .token_ids = ids + 6, .logits = 1},
+        {.blocks = b, .position = 6, .n_rows = 2, .token_ids = ids + 6, .logits = STAGE_LOGITS_ALL},
     };
     chain_step(&c, third, 2);
     assert_memory_equal(c.logits, want + 63 * row, row * sizeof(float));
@@ -205,22 +204,63 @@ static void test_stage_bits_do_not_depend_on_companions(void **state)
     free(want);
 }
 
+/* Sequences that begin alike share what is whole and copy what is not; writing to the copy does not
+ * change what the other reads. */
+static void test_stage_shares_and_copies_blocks(void **state)
+{
+    (void)state;
+    enum { LONG = 200, FORK = 100 };
+    struct chain_options o = {.n_threads = 2, .n_blocks = 9, .context = 256, .cuts = {3}};
+    char path[4096];
+    reference_path("tiny_split.gguf", path);
+    struct chain alone, c;
+    chain_open(&alone, path, &o);
+    chain_open(&c, path, &o);
+    int32_t one[LONG], other[LONG];
+    for (int i = 0; i < LONG; i++) {
+        one[i] = (i * 37 + 11) % SPLIT_VOCAB;
+        other[i] = i < FORK ? one[i] : (i * 53 + 5) % SPLIT_VOCAB;
+    }
+    size_t row = SPLIT_VOCAB;
+    float want[2][SPLIT_VOCAB];
+    memcpy(want[0], chain_feed(&alone, one, LONG, 0), sizeof want[0]);
+    memcpy(want[1], chain_feed(&alone, other, LONG, 0), sizeof want[1]);
+    static const uint32_t tables[2][4] = {{7, 3, 8, 1}, {7, 4, 0, 6}};
+    struct stage_segment begin = {.blocks = tables[0], .n_rows = FORK + 10, .token_ids = one};
+    chain_step(&c, &begin, 1);
+    for (uint32_t i = 0; i < c.n_stages; i++)
+        assert_int_equal(stage_copy_block(c.stages[i], 3, 4), ERR_OK);
+    struct stage_segment both[] = {
+        {tables[0], FORK + 10, LONG - FORK - 10, one + FORK + 10, STAGE_LOGITS_LAST},
+        {tables[1], FORK, LONG - FORK, other + FORK, STAGE_LOGITS_LAST},
+    };
+    chain_step(&c, both, 2);
+    assert_memory_equal(c.logits, want[0], sizeof want[0]);
+    assert_memory_equal(c.logits + row, want[1], sizeof want[1]);
+    assert_int_equal(stage_copy_block(c.stages[0], 9, 0), ERR_INVALID);
+    assert_int_equal(stage_copy_block(c.stages[0], 0, 9), ERR_INVALID);
+    chain_close(&c);
+    chain_close(&alone);
+}
+
 static void test_stage_refuses_bad_steps(void **state)
 {
     (void)state;
-    struct chain_options o = {.n_threads = 1, .n_slots = 2, .context = 20};
+    struct chain_options o = {.n_threads = 1, .n_blocks = 3, .context = 130};
     char path[4096];
     reference_path("tiny_split.gguf", path);
     struct chain c;
     chain_open(&c, path, &o);
-    const int32_t ids[30] = {5, 6, 7}, low[1] = {-1}, high[1] = {SPLIT_VOCAB};
+    const int32_t ids[140] = {5, 6, 7}, low[1] = {-1}, high[1] = {SPLIT_VOCAB};
     struct stage_segment ok = {.n_rows = 10, .token_ids = ids};
     chain_step(&c, &ok, 1);
+    static const uint32_t far[] = {0, 3, 1}, two[] = {2, 1, 0};
     const struct stage_segment bad[] = {
-        {.slot = 2, .n_rows = 1, .token_ids = ids},
-        {.position = 11, .n_rows = 1, .token_ids = ids},
+        {.blocks = far, .n_rows = 65, .token_ids = ids},
+        {.blocks = far, .position = 64, .n_rows = 1, .token_ids = ids},
+        {.position = 131, .n_rows = 1, .token_ids = ids},
         {.position = UINT32_MAX, .n_rows = 1, .token_ids = ids},
-        {.position = 10, .n_rows = 11, .token_ids = ids},
+        {.position = 10, .n_rows = 121, .token_ids = ids},
         {.position = 10, .n_rows = UINT32_MAX, .token_ids = ids},
         {.position = 10, .n_rows = 0, .token_ids = ids},
         {.position = 10, .n_rows = 1},
@@ -234,31 +274,36 @@ static void test_stage_refuses_bad_steps(void **state)
         .position = 10, .n_rows = 1, .token_ids = ids, .logits = STAGE_LOGITS_LAST};
     assert_int_equal(stage_forward(c.stages[0], &want_logits, 1, NULL, NULL, NULL), ERR_INVALID);
     assert_int_equal(stage_forward(c.stages[0], &ok, 0, NULL, NULL, c.logits), ERR_INVALID);
-    struct stage_segment twice[] = {ok, ok}; /* the second does not continue the first */
+    /* Two that write one position: of the same sequence, and of two that share a block. */
+    struct stage_segment twice[] = {ok, ok};
     assert_int_equal(stage_forward(c.stages[0], twice, 2, NULL, NULL, c.logits), ERR_INVALID);
-    assert_int_equal(stage_slot_length(c.stages[0], 0), 10);
-    assert_int_equal(stage_slot_length(c.stages[0], 9), 0);
+    struct stage_segment clash[] = {{.position = 60, .n_rows = 10, .token_ids = ids},
+                                    {.blocks = two, .position = 69, .n_rows = 1, .token_ids = ids}};
+    assert_int_equal(stage_forward(c.stages[0], clash, 2, NULL, NULL, c.logits), ERR_INVALID);
+    clash[1].position = 70;
+    assert_int_equal(stage_forward(c.stages[0], clash, 2, NULL, NULL, c.logits), ERR_OK);
 
     struct err_text text = {""};
     struct stage *s;
     const struct stage_options wrong[] = {
-        {.first_layer = 0, .n_layers = 7, .context = 20, .n_slots = 1},
-        {.first_layer = 6, .n_layers = 1, .context = 20, .n_slots = 1},
-        {.first_layer = 1, .n_layers = UINT32_MAX, .context = 20, .n_slots = 1},
-        {.first_layer = 0, .n_layers = 0, .context = 20, .n_slots = 1},
-        {.first_layer = 0, .n_layers = 6, .context = 0, .n_slots = 1},
-        {.first_layer = 0, .n_layers = 6, .context = 2049, .n_slots = 1},
-        {.first_layer = 0, .n_layers = 6, .context = 20, .n_slots = 0},
-        {.first_layer = 0, .n_layers = 6, .context = 20, .n_slots = STAGE_SLOTS_MAX + 1},
+        {.first_layer = 0, .n_layers = 7, .context = 20},
+        {.first_layer = 6, .n_layers = 1, .context = 20},
+        {.first_layer = 1, .n_layers = UINT32_MAX, .context = 20},
+        {.first_layer = 0, .n_layers = 0, .context = 20},
+        {.first_layer = 0, .n_layers = 6, .context = 0},
+        {.first_layer = 0, .n_layers = 6, .context = 2049},
+        {.first_layer = 0, .n_layers = 6, .context = 20, .n_blocks = STAGE_BLOCKS_MAX + 1},
     };
     for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
         assert_int_equal(stage_new(c.model, c.pool, &wrong[i], &s, &text), ERR_INVALID);
         assert_non_null(strstr(text.text, "tiny_split.gguf"));
         assert_int_equal(stage_memory_bytes(c.model, &wrong[i]), 0);
     }
-    struct stage_options small = {.n_layers = 6, .context = 20, .n_slots = 1}, large = small;
+    struct stage_options small = {.n_layers = 6, .context = 20}, large = small, many = small;
     large.context = 2048;
+    many.n_blocks = 32;
     assert_true(stage_memory_bytes(c.model, &small) < stage_memory_bytes(c.model, &large));
+    assert_true(stage_memory_bytes(c.model, &small) < stage_memory_bytes(c.model, &many));
     chain_close(&c);
 }
 
@@ -270,6 +315,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_stage_fast_is_near),
         cmocka_unit_test(test_stage_bits_do_not_depend_on_the_split),
         cmocka_unit_test(test_stage_bits_do_not_depend_on_companions),
+        cmocka_unit_test(test_stage_shares_and_copies_blocks),
         cmocka_unit_test(test_stage_refuses_bad_steps),
     };
     if (argc > 1)
