@@ -101,9 +101,10 @@ static json_t *stages_json(struct agent *a, const struct plan *p)
 
 json_t *status_plan_object(struct agent *a, const struct plan *p)
 {
-    return json_pack("{s:o, s:i, s:s, s:f, s:f, s:o}", "model", text_json(p->model_name), "context",
-                     (int)p->context, "precision", p->precision == PRECISION_F32 ? "f32" : "fast",
-                     "predicted_token_ms", p->predicted_token_us / 1e3, "predicted_prefill_ms",
+    return json_pack("{s:o, s:i, s:i, s:s, s:f, s:f, s:o}", "model", text_json(p->model_name),
+                     "context", (int)p->context, "kv_positions", (int)p->kv_positions, "precision",
+                     p->precision == PRECISION_F32 ? "f32" : "fast", "predicted_token_ms",
+                     p->predicted_token_us / 1e3, "predicted_prefill_ms",
                      p->predicted_prefill_us / 1e3, "stages", stages_json(a, p));
 }
 

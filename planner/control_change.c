@@ -238,18 +238,36 @@ static void describe_change(struct control *c, const struct plan *p, const char 
     control_note(c, "%s of %.40s (context %u): %.200s", what, p->model_name, p->context, line);
 }
 
+/* A plan that has no room beside the one that runs may have it with a smaller KV cache: then
+ * nothing stops. Otherwise it stays as it is, and the old one goes first. */
+static bool fit_beside(struct control *c, const struct instance *in, struct plan *p)
+{
+    const struct model_shape *shape = control_shape_find(c, &in->model, p->precision);
+    struct plan small = *p;
+    const uint32_t least = cost_whole_blocks(p->context);
+    while (!has_room(c, &small)) {
+        if (!shape || small.kv_positions <= least)
+            return false;
+        uint32_t half = cost_whole_blocks(small.kv_positions / 2);
+        cost_give_kv(shape, MAX_OF(half, least), &small);
+    }
+    *p = small;
+    return true;
+}
+
 static void change_start(struct control *c, struct instance *in, const struct plan *found)
 {
     struct plan p = *found;
     p.epoch.term = c->planner_term;
     p.epoch.planner = c->options.self;
     p.epoch.sequence = ++c->sequence;
+    bool room_first = in->retire_first || !fit_beside(c, in, &p);
     plan_seal(&p);
     struct tracked *t = control_tracked_add(c, &p, TRACK_NEXT);
     if (!t)
         return;
     t->phase = PHASE_PREPARE;
-    if (in->retire_first || !has_room(c, &p)) {
+    if (room_first) {
         t->phase = PHASE_ROOM;
         retire_old(c, &in->model);
     }
@@ -320,7 +338,8 @@ static void change_consider(struct control *c, struct instance *in, const struct
         if (!(then_us <= now_us * (1 - CONTROL_GAIN)))
             return;
     }
-    if (e != ERR_OK || (active && !active->lost && same_split(&p, &active->plan))) {
+    if (e != ERR_OK || (active && !active->lost && same_split(&p, &active->plan) &&
+                        p.kv_positions >= active->plan.kv_positions)) {
         no_plan(c, in, active, e == ERR_OK ? "nothing better is possible now" : text.text);
         return;
     }

@@ -49,11 +49,19 @@ struct cost_run cost_run_of(const struct model_shape *shape, uint32_t first, uin
     return run;
 }
 
-uint64_t cost_stage_memory(const struct model_shape *shape, struct cost_run run, uint32_t context)
+uint32_t cost_whole_blocks(uint32_t n_positions)
+{
+    uint32_t n = n_positions / PLAN_KV_BLOCK + (n_positions % PLAN_KV_BLOCK > 0);
+    return n <= PLAN_KV_POSITIONS_MAX / PLAN_KV_BLOCK ? n * PLAN_KV_BLOCK : PLAN_KV_POSITIONS_MAX;
+}
+
+uint64_t cost_stage_memory(const struct model_shape *shape, struct cost_run run,
+                           uint32_t n_positions)
 {
     uint32_t first = run.first, n = run.n;
     uint64_t bytes = add_sat(COST_RESERVE_BYTES, run.bytes);
-    bytes = add_sat(bytes, mul_sat(mul_sat(shape->kv_bytes_per_position, context), n));
+    bytes = add_sat(
+        bytes, mul_sat(mul_sat(shape->kv_bytes_per_position, cost_whole_blocks(n_positions)), n));
     bytes = add_sat(bytes, mul_sat(shape->activation_bytes_per_row, COST_STEP_ROWS));
     bool head = first == 0, tail = first + n == shape->n_layers;
     if (head && tail && shape->output_is_embedding)
@@ -158,7 +166,7 @@ static bool cost_one_stage(const struct topology *t, const struct model_shape *s
     const struct topology_node *node = &t->nodes[at[i]];
     const struct plan_stage *s = &p->stages[i];
     struct cost_run run = cost_run_of(shape, s->first_layer, s->n_layers);
-    ret->memory_bytes = cost_stage_memory(shape, run, p->context);
+    ret->memory_bytes = cost_stage_memory(shape, run, MAX_OF(p->context, p->kv_positions));
     ret->budget_bytes = node->budget_bytes;
     bool fits = cost_node_usable(node) && ret->memory_bytes <= node->budget_bytes &&
                 node->arithmetic_version == t->nodes[at[0]].arithmetic_version &&
@@ -180,6 +188,43 @@ static bool cost_one_stage(const struct topology *t, const struct model_shape *s
         ret->prefill_hop_us = cost_hop_prefill_us(edge, shape);
     }
     return fits;
+}
+
+/* Positions that the part of one stage leaves room for. */
+static uint64_t kv_of_stage(const struct topology_node *node, const struct model_shape *shape,
+                            const struct plan_stage *s, uint32_t context)
+{
+    struct cost_run run = cost_run_of(shape, s->first_layer, s->n_layers);
+    uint64_t least = cost_stage_memory(shape, run, context), budget = node->budget_bytes, room = 0;
+    if (least <= budget / 2)
+        room = budget / 2 - least;
+    else if (least <= budget)
+        room = (budget - least) / 2;
+    uint64_t each = mul_sat(shape->kv_bytes_per_position, s->n_layers);
+    return add_sat(cost_whole_blocks(context), each ? room / each : UINT64_MAX);
+}
+
+uint32_t cost_kv_positions(const struct topology *t, const struct model_shape *shape,
+                           const struct plan *p)
+{
+    uint64_t n = MIN_OF((uint64_t)p->context * COST_KV_CONTEXTS, (uint64_t)PLAN_KV_POSITIONS_MAX);
+    for (uint32_t i = 0; i < p->n_stages; i++) {
+        int at = node_index(t, &p->stages[i]);
+        if (at >= 0)
+            n = MIN_OF(n, kv_of_stage(&t->nodes[at], shape, &p->stages[i], p->context));
+    }
+    n = n / PLAN_KV_BLOCK * PLAN_KV_BLOCK;
+    return MAX_OF((uint32_t)n, cost_whole_blocks(p->context));
+}
+
+void cost_give_kv(const struct model_shape *shape, uint32_t kv_positions, struct plan *p)
+{
+    p->kv_positions = kv_positions;
+    for (uint32_t i = 0; i < p->n_stages; i++) {
+        struct plan_stage *s = &p->stages[i];
+        struct cost_run run = cost_run_of(shape, s->first_layer, s->n_layers);
+        s->memory_bytes = cost_stage_memory(shape, run, kv_positions);
+    }
 }
 
 /* The slowest part bounds all streams together; one stream is bounded by the whole round. */

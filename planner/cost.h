@@ -15,6 +15,8 @@
 enum {
     COST_STEP_ROWS = 512, /* a stage's working memory: the largest step of runtime/stage.h */
     COST_RESERVE_BYTES = 8 << 20, /* PROTOCOL 5.3 */
+    /* The KV cache that all sequences of a plan share has so many contexts, where memory allows. */
+    COST_KV_CONTEXTS = 8,
     COST_DEPTH = 1024,       /* positions that a chat has behind it, as far as the context goes */
     COST_PREFILL_ROWS = 256, /* rows of a typical prompt chunk: weights are read once for it */
     COST_FRAME_BYTES = 128,  /* header and tag of a data frame; a token's frame whole */
@@ -64,10 +66,13 @@ struct cost_run {
 };
 struct cost_run cost_run_of(const struct model_shape *shape, uint32_t first, uint32_t n);
 
-/* Bytes to reserve for a stage: weights, KV for the context, activations and COST_RESERVE_BYTES.
- * The head adds the embedding, the tail the output; when tied, one stage that is both holds the
- * larger of the two once. Saturates instead of overflowing. */
-uint64_t cost_stage_memory(const struct model_shape *shape, struct cost_run run, uint32_t context);
+/* So many positions as whole blocks of KV. */
+uint32_t cost_whole_blocks(uint32_t n_positions);
+/* Bytes to reserve for a stage: weights, KV for so many positions (whole blocks of them),
+ * activations and COST_RESERVE_BYTES. The head adds the embedding, the tail the output; when tied,
+ * one stage that is both holds the larger of the two once. Saturates instead of overflowing. */
+uint64_t cost_stage_memory(const struct model_shape *shape, struct cost_run run,
+                           uint32_t n_positions);
 double cost_stage_token_us(const struct topology_node *node, const struct model_shape *shape,
                            struct cost_run run, uint32_t context);
 double cost_stage_prefill_us(const struct topology_node *node, const struct model_shape *shape,
@@ -78,6 +83,15 @@ double cost_hop_prefill_us(const struct topology_edge *edge, const struct model_
 double cost_hop_back_us(const struct topology_edge *edge);
 /* The objective's value from time per output token and per prompt token. */
 double cost_objective(enum objective objective, double token_us, double prefill_us);
+
+/* The KV cache that a plan with its nodes and layers may have: COST_KV_CONTEXTS of its context, but
+ * a node's part stays within half of its budget, so that the next plan of the model can be loaded
+ * beside it; where one context alone takes more, half of what is left. At least the context. */
+uint32_t cost_kv_positions(const struct topology *t, const struct model_shape *shape,
+                           const struct plan *p);
+/* Gives the plan a KV cache of so many positions, and its stages the memory that they need then.
+ * The seal is broken. */
+void cost_give_kv(const struct model_shape *shape, uint32_t kv_positions, struct plan *p);
 
 /* Everything about a plan on this topology; `n_concurrent` streams (at least 1) for tokens_per_s.
  * ERR_NOT_FOUND when a participant is not in the topology (or has another boot_id); an edge that is

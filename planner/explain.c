@@ -117,8 +117,9 @@ static void describe(const struct listing *l, struct search_candidate *c)
         (void)err_set(
             &c->why, ERR_OK,
             "chosen: %.2f ms per output token, %.3f ms per prompt token; the slowest part "
-            "is %s %u",
-            cost->token_us / 1e3, cost->prefill_us / 1e3, part, cost->bottleneck);
+            "is %s %u; a KV cache of %u positions for all requests together",
+            cost->token_us / 1e3, cost->prefill_us / 1e3, part, cost->bottleneck,
+            c->plan.kv_positions);
         return;
     }
     double more = (cost->objective_us / l->chosen_cost.objective_us - 1) * 100;

@@ -35,7 +35,7 @@ struct plan_stage {
     uint64_t boot_id;      /* the incarnation of the participant that was planned for (3.1) */
     uint32_t first_layer;  /* of the model */
     uint32_t n_layers;     /* at least 1; the head also embeds, the tail also computes logits */
-    uint64_t memory_bytes; /* to be reserved: weights + KV for the context + activations + 8 MiB */
+    uint64_t memory_bytes; /* to be reserved: weights + KV cache + activations + 8 MiB */
 };
 
 struct plan {

@@ -40,6 +40,7 @@ void plan_to_message(const struct plan *p, struct plan_message *storage)
     m->model_name = name.out;
     m->n_layers = p->n_layers;
     m->context = p->context;
+    m->kv_positions = p->kv_positions;
     m->precision = p->precision;
     m->backend = p->backend;
     m->arithmetic_version = p->arithmetic_version;
@@ -74,6 +75,7 @@ enum err plan_from_message(const Covey__Control__Plan *m, struct plan *ret)
     memcpy(p.model_name, m->model_name, strlen(m->model_name));
     p.n_layers = m->n_layers;
     p.context = m->context;
+    p.kv_positions = m->kv_positions;
     p.precision = (uint8_t)m->precision;
     p.backend = (uint8_t)m->backend;
     p.arithmetic_version = m->arithmetic_version;

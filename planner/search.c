@@ -49,7 +49,8 @@ static uint32_t layers_that_fit(const struct model_shape *alike, uint32_t place,
     uint64_t with_one = cost_stage_memory(alike, cost_run_of(alike, place, 1), context);
     if (with_one == UINT64_MAX || with_one > budget)
         return 0;
-    uint64_t per_layer = alike->layer_bytes[0] + alike->kv_bytes_per_position * context;
+    uint64_t per_layer =
+        alike->layer_bytes[0] + alike->kv_bytes_per_position * cost_whole_blocks(context);
     uint64_t more = per_layer ? (budget - with_one) / per_layer : n_layers;
     return more >= n_layers ? n_layers : (uint32_t)more + 1;
 }
@@ -350,9 +351,9 @@ void search_route_to_plan(const struct topology *t, const struct model_shape *sh
         s->boot_id = node->boot_id;
         s->first_layer = first;
         s->n_layers = r->layers[i];
-        s->memory_bytes = cost_stage_memory(shape, cost_run_of(shape, first, s->n_layers), context);
         first += s->n_layers;
     }
+    cost_give_kv(shape, cost_kv_positions(t, shape, ret), ret);
     struct cost c;
     if (cost_plan(t, shape, ret, options->objective, options->n_concurrent, &c) == ERR_OK) {
         ret->predicted_token_us = c.token_us;

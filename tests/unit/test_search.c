@@ -308,7 +308,7 @@ static void test_default_context_grows_without_a_worse_split(void **state)
     t.nodes[0].budget_bytes = cost_stage_memory(&shape, cost_run_of(&shape, 0, 30), 3333);
     assert_int_equal(search_plan(&t, &shape, &o, &p, NULL), ERR_OK);
     assert_int_equal(p.context, 3328);
-    t.nodes[0].budget_bytes = cost_stage_memory(&shape, cost_run_of(&shape, 0, 30), 2047);
+    t.nodes[0].budget_bytes = cost_stage_memory(&shape, cost_run_of(&shape, 0, 30), 1984);
     assert_int_equal(search_plan(&t, &shape, &o, &p, NULL), ERR_NO_FIT);
     /* A short model: its own context. */
     shape.context_max = 512;
