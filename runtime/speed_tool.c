@@ -17,6 +17,8 @@ struct run {
     struct stage *stage;
     float *logits; /* [n_batch, n_vocab] */
     int32_t ids[STAGE_ROWS_MAX];
+    uint32_t *blocks; /* [n_batch, n_table]: their KV */
+    uint32_t n_table;
     uint32_t position;                /* that every sequence has reached */
     double prompts[SPEED_ROUNDS_MAX]; /* tokens per second */
     double generations[SPEED_ROUNDS_MAX];
@@ -28,6 +30,7 @@ static void run_deinit(struct run *r)
     pool_free(r->pool);
     model_unref(r->model);
     free(r->logits);
+    free(r->blocks);
 }
 
 static enum err check(const struct speed_options *o, const struct model_info *info,
@@ -47,6 +50,18 @@ static enum err check(const struct speed_options *o, const struct model_info *in
     return ERR_OK;
 }
 
+static struct stage_options stage_options_of(const struct run *r)
+{
+    const struct speed_options *o = r->options;
+    uint32_t context = o->n_depth + o->n_prompt + o->n_generate;
+    return (struct stage_options){.n_layers = model_info(r->model)->n_layers,
+                                  .context = context,
+                                  .n_blocks =
+                                      (context + STAGE_BLOCK - 1) / STAGE_BLOCK * o->n_batch,
+                                  .precision = o->precision,
+                                  .variant = o->variant};
+}
+
 static enum err run_init(struct run *r, const char *path, struct err_text *text)
 {
     const struct speed_options *o = r->options;
@@ -56,15 +71,15 @@ static enum err run_init(struct run *r, const char *path, struct err_text *text)
     enum err e = pool_new(o->n_threads, &r->pool);
     if (e != ERR_OK)
         return err_set(text, e, "cannot start %u threads", o->n_threads);
-    const struct stage_options so = {.n_layers = info->n_layers,
-                                     .context = o->n_depth + o->n_prompt + o->n_generate,
-                                     .n_slots = o->n_batch,
-                                     .precision = o->precision,
-                                     .variant = o->variant};
+    const struct stage_options so = stage_options_of(r);
     TRY(stage_new(r->model, r->pool, &so, &r->stage, text));
     r->logits = malloc((size_t)o->n_batch * info->n_vocab * sizeof *r->logits);
-    if (!r->logits)
+    r->blocks = malloc((size_t)so.n_blocks * sizeof *r->blocks);
+    if (!r->logits || !r->blocks)
         return err_set(text, ERR_NO_MEMORY, "no memory for the logits of %u sequences", o->n_batch);
+    r->n_table = so.n_blocks / o->n_batch;
+    for (uint32_t i = 0; i < so.n_blocks; i++)
+        r->blocks[i] = i;
     for (uint32_t i = 0; i < STAGE_ROWS_MAX; i++)
         r->ids[i] = (int32_t)((i * UINT64_C(7919) + 13) % info->n_vocab);
     return ERR_OK;
@@ -73,10 +88,10 @@ static enum err run_init(struct run *r, const char *path, struct err_text *text)
 /* n tokens for each sequence, one sequence after the other, in steps as long as a stage takes. */
 static enum err fill(struct run *r, uint32_t n)
 {
-    for (uint32_t slot = 0; slot < r->options->n_batch; slot++)
+    for (uint32_t i = 0; i < r->options->n_batch; i++)
         for (uint32_t done = 0, rows; done < n; done += rows) {
             rows = MIN_OF(n - done, (uint32_t)STAGE_ROWS_MAX);
-            const struct stage_segment s = {.slot = slot,
+            const struct stage_segment s = {.blocks = r->blocks + (size_t)i * r->n_table,
                                             .position = r->position + done,
                                             .n_rows = rows,
                                             .token_ids = r->ids,
@@ -92,13 +107,12 @@ static enum err fill(struct run *r, uint32_t n)
 static enum err generate(struct run *r)
 {
     struct stage_segment s[SPEED_BATCH_MAX];
-    for (uint32_t slot = 0; slot < r->options->n_batch; slot++)
-        s[slot] =
-            (struct stage_segment){.slot = slot,
-                                   .position = r->position,
-                                   .n_rows = 1,
-                                   .token_ids = r->ids + (r->position + slot) % STAGE_ROWS_MAX,
-                                   .logits = STAGE_LOGITS_LAST};
+    for (uint32_t i = 0; i < r->options->n_batch; i++)
+        s[i] = (struct stage_segment){.blocks = r->blocks + (size_t)i * r->n_table,
+                                      .position = r->position,
+                                      .n_rows = 1,
+                                      .token_ids = r->ids + (r->position + i) % STAGE_ROWS_MAX,
+                                      .logits = STAGE_LOGITS_LAST};
     TRY(stage_forward(r->stage, s, r->options->n_batch, NULL, NULL, r->logits));
     r->position++;
     return ERR_OK;
@@ -113,8 +127,6 @@ static double per_second(uint64_t n, uint64_t from_us)
 static enum err round_of(struct run *r, double *ret_prompt, double *ret_generate)
 {
     const struct speed_options *o = r->options;
-    for (uint32_t slot = 0; slot < o->n_batch; slot++)
-        stage_slot_truncate(r->stage, slot, 0);
     r->position = 0;
     TRY(fill(r, o->n_depth));
     uint64_t start_us = clock_monotonic_us();
@@ -168,10 +180,7 @@ static void describe(struct run *r, struct speed *ret)
     *ret = (struct speed){.n_threads = pool_threads(r->pool), .weight_bytes = info->output_bytes};
     for (uint32_t i = 0; i < info->n_layers; i++)
         ret->weight_bytes += info->layer_bytes[i];
-    const struct stage_options so = {.n_layers = info->n_layers,
-                                     .context = o->n_depth + o->n_prompt + o->n_generate,
-                                     .n_slots = o->n_batch,
-                                     .precision = o->precision};
+    const struct stage_options so = stage_options_of(r);
     ret->memory_bytes = stage_memory_bytes(r->model, &so);
     struct kernels *k = NULL;
     if (kernels_new(r->pool, (enum kernels_variant)o->variant, &k) == ERR_OK)
