@@ -56,7 +56,7 @@ static const char usage[] =
     " load:   --context N  --precision fast|f32      plan: --context N  --explain\n"
     " invite: --ttl SECONDS  --worker (may not admit others)\n"
     " join:   --peer HOST[:PORT]  --leave (leave the present cluster first)\n"
-    " pull:   --name NAME\n"
+    " pull:   --name NAME  --quiet (no progress bar)\n"
     " bench:  --prompt N  --generate N  --depth N (positions filled before)  --batch N (sequences "
     "at "
     "once)\n"
