@@ -33,7 +33,7 @@ struct chat_state {
     struct answer_text text;
     struct buf content; /* of an answer that is not streamed */
     json_t *ids, *logprob_items;
-    uint32_t n_prompt, n_generated;
+    uint32_t n_prompt, n_generated, n_cached;
     double prompt_ms, generate_ms;
     char finish[16];
     enum err error;
@@ -356,8 +356,10 @@ static enum exchange_next submit(struct exchange *x, struct chat_state *s, uint3
 
 static json_t *usage_json(const struct chat_state *s)
 {
-    return json_pack("{s:i, s:i, s:i}", "prompt_tokens", (int)s->n_prompt, "completion_tokens",
-                     (int)s->n_generated, "total_tokens", (int)(s->n_prompt + s->n_generated));
+    return json_pack("{s:i, s:i, s:i, s:{s:i}}", "prompt_tokens", (int)s->n_prompt,
+                     "completion_tokens", (int)s->n_generated, "total_tokens",
+                     (int)(s->n_prompt + s->n_generated), "prompt_tokens_details", "cached_tokens",
+                     (int)s->n_cached);
 }
 
 static json_t *bytes_json(const struct text_view *piece)
@@ -419,9 +421,10 @@ static json_t *generate_end(struct chat_state *s)
     if (s->error != ERR_OK)
         return json_pack("{s:{s:s, s:s}}", "error", "message", s->error_text, "code",
                          err_name(s->error));
-    return json_pack("{s:s, s:i, s:i, s:f, s:f, s:f}", "finish", s->finish, "prompt_tokens",
-                     (int)s->n_prompt, "completion_tokens", (int)s->n_generated, "prompt_ms",
-                     s->prompt_ms, "generate_ms", s->generate_ms, "tokens_per_s",
+    return json_pack("{s:s, s:i, s:i, s:i, s:f, s:f, s:f}", "finish", s->finish, "prompt_tokens",
+                     (int)s->n_prompt, "cached_tokens", (int)s->n_cached, "completion_tokens",
+                     (int)s->n_generated, "prompt_ms", s->prompt_ms, "generate_ms", s->generate_ms,
+                     "tokens_per_s",
                      s->generate_ms > 0 && s->n_generated > 1
                          ? (s->n_generated - 1) * 1e3 / s->generate_ms
                          : 0.0);
@@ -465,6 +468,7 @@ static void take_end(struct exchange *x, struct chat_state *s, const struct call
     s->phase = PHASE_OVER;
     s->error = stopped ? ERR_OK : item->error;
     s->prompt_ms = item->prompt_ms;
+    s->n_cached = item->n_cached;
     s->generate_ms = item->generate_ms;
     (void)snprintf(s->finish, sizeof s->finish, "%s", stopped ? "stop" : item->finish);
     (void)snprintf(s->error_text, sizeof s->error_text, "%s",

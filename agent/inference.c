@@ -302,6 +302,7 @@ static void end_to_client(struct inference *inf, const struct pipeline_effect *x
         .kind = CALL_ITEM_END,
         .error = x->end.err,
         .n_prompt = x->end.timings.n_prompt,
+        .n_cached = x->end.timings.n_cached,
         .n_generated = x->end.timings.n_emitted,
         .prompt_ms = (double)(x->end.timings.queued_us + x->end.timings.prefill_us) / 1e3,
         .generate_ms = (double)x->end.timings.decode_us / 1e3};

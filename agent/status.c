@@ -135,13 +135,14 @@ static json_t *model_json(struct agent *a, const struct control_model *m)
     char alias[20] = "";
     if (p)
         (void)snprintf(alias, sizeof alias, "%016llx", (unsigned long long)epoch_alias(&p->epoch));
-    return json_pack("{s:o, s:o, s:s, s:s, s:s, s:i, s:f, s:o, s:o}", "name", text_json(m->name),
-                     "id", hex_json(m->model.bytes), "epoch", alias, "state",
+    return json_pack("{s:o, s:o, s:s, s:s, s:s, s:i, s:i, s:f, s:o, s:o}", "name",
+                     text_json(m->name), "id", hex_json(m->model.bytes), "epoch", alias, "state",
                      p              ? "active"
                      : m->no_fit[0] ? "does not fit"
                                     : "starting",
                      "why", m->no_fit, "context", (int)(p ? p->context : m->context),
-                     "predicted_token_ms", p ? p->predicted_token_us / 1e3 : 0.0, "stages",
+                     "kv_positions", (int)(p ? p->kv_positions : 0), "predicted_token_ms",
+                     p ? p->predicted_token_us / 1e3 : 0.0, "stages",
                      p ? stages_json(a, p) : json_array(), "fatal_losses",
                      p ? fatal_losses(a, p) : json_array());
 }
@@ -167,6 +168,22 @@ static json_t *requests_json(struct agent *a)
     return requests;
 }
 
+/* The KV caches of this node's stages together. */
+static json_t *kv_json(struct agent *a)
+{
+    struct inference_view *v = malloc(sizeof *v);
+    if (!v)
+        return json_null();
+    inference_look(a->inference, v);
+    const struct pipeline_progress *p = &v->progress;
+    json_t *kv =
+        json_pack("{s:I, s:I, s:i, s:I}", "positions", (json_int_t)p->n_blocks * STAGE_BLOCK,
+                  "used_positions", (json_int_t)p->n_blocks_used * STAGE_BLOCK, "running",
+                  (int)p->n_slots_used, "put_back", (json_int_t)p->n_preempted);
+    free(v);
+    return kv;
+}
+
 json_t *status_json(struct agent *a)
 {
     struct node_id planner;
@@ -183,7 +200,8 @@ json_t *status_json(struct agent *a)
     struct hash256 fetching;
     uint64_t got = 0, total = 0;
     loader_progress(a->loader, &fetching, &got, &total);
-    return json_pack("{s:o, s:s, s:s, s:s, s:i, s:i, s:o, s:I, s:o, s:o, s:I, s:I, s:{s:I, s:I}}",
+    return json_pack("{s:o, s:s, s:s, s:s, s:i, s:i, s:o, s:I, s:o, s:o, s:I, s:I, s:{s:I, s:I}, "
+                     "s:o}",
                      "id", hex_json(self.bytes), "name", a->config.name, "version", COVEY_VERSION,
                      "http", a->http_url, "control_port", (int)control_net_port(a->control),
                      "data_port", (int)data_port_port(a->data_port), "planner",
@@ -191,7 +209,7 @@ json_t *status_json(struct agent *a)
                      "models", models, "requests", requests_json(a), "uptime_s",
                      (json_int_t)((clock_monotonic_us() - a->started_us) / 1000000),
                      "resident_bytes", (json_int_t)sysinfo_resident_bytes(), "fetch", "done",
-                     (json_int_t)got, "total", (json_int_t)total);
+                     (json_int_t)got, "total", (json_int_t)total, "kv_cache", kv_json(a));
 }
 
 json_t *status_models_json(struct agent *a)
