@@ -40,14 +40,18 @@ enum call_kind {
     CALL_KIND_N
 };
 
+enum { CALL_BIASES_MAX = 300 };
+
 /* A request to be answered by a model, tokenised already. */
 struct chat_submit {
     struct request_id request;
     struct hash256 model;
     int32_t *prompt_ids;
     uint32_t n_prompt_ids;
-    uint32_t max_tokens; /* 0: as many as the context allows */
-    struct sampler_params sampler;
+    uint32_t max_tokens;           /* 0: as many as the context allows */
+    struct sampler_params sampler; /* without its biases, which are these */
+    struct sampler_bias biases[CALL_BIASES_MAX];
+    uint32_t n_biases;
     uint64_t seed;
     int32_t end_ids[16];
     uint32_t n_end_ids;

@@ -8,6 +8,7 @@
 #include "base/util.h"
 #include "runtime/gguf.h"
 
+#include <errno.h>
 #include <math.h>
 #include <sodium.h>
 #include <stdio.h>
@@ -25,6 +26,8 @@ struct chat_state {
     bool stream, include_usage, echo_role;
     bool raw, ignore_eos, logprobs;
     struct sampler_params sampler;
+    struct sampler_bias biases[CALL_BIASES_MAX];
+    uint32_t n_biases;
     uint32_t max_tokens;
     struct served_model *served;
     struct request_id request_id;
@@ -116,6 +119,31 @@ static enum err read_stop(struct chat_state *s, struct err_text *text)
     return ERR_OK;
 }
 
+/* {"TOKEN ID": BIAS, ...}; -100 bans a token as well as any number can. */
+static enum err read_biases(struct chat_state *s, struct err_text *text)
+{
+    json_t *v = json_object_get(s->request, "logit_bias"), *bias;
+    const char *key;
+    if (!v || json_is_null(v))
+        return ERR_OK;
+    if (!json_is_object(v) || json_object_size(v) > CALL_BIASES_MAX)
+        return err_set(text, ERR_INVALID, "'logit_bias' must be an object of up to %d tokens",
+                       CALL_BIASES_MAX);
+    json_object_foreach(v, key, bias)
+    {
+        char *end = NULL;
+        errno = 0;
+        long id = strtol(key, &end, 10);
+        double x = json_number_value(bias);
+        if (end == key || *end || errno || id < 0 || id > INT32_MAX || !json_is_number(bias) ||
+            !(x >= -100 && x <= 100))
+            return err_set(text, ERR_INVALID,
+                           "'logit_bias' must give numbers from -100 to 100 to token ids");
+        s->biases[s->n_biases++] = (struct sampler_bias){(int32_t)id, (float)x};
+    }
+    return ERR_OK;
+}
+
 static enum err read_sampler(struct chat_state *s, struct err_text *text)
 {
     const json_t *r = s->request;
@@ -126,6 +154,8 @@ static enum err read_sampler(struct chat_state *s, struct err_text *text)
     TRY(number_field(r, "temperature", 0, 2, &p->temperature, text));
     TRY(number_field(r, "top_p", 0, 1, &p->top_p, text));
     TRY(number_field(r, "min_p", 0, 1, &p->min_p, text));
+    TRY(number_field(r, "typical_p", 1e-6, 1, &p->typical_p, text));
+    TRY(read_biases(s, text));
     TRY(number_field(r, "frequency_penalty", -2, 2, &p->frequency_penalty, text));
     TRY(number_field(r, "presence_penalty", -2, 2, &p->presence_penalty, text));
     TRY(number_field(r, "repetition_penalty", 0.01, 100, &p->repetition_penalty, text));
@@ -165,6 +195,8 @@ static bool is_harmless(const char *key)
                                        "temperature",
                                        "top_p",
                                        "min_p",
+                                       "typical_p",
+                                       "logit_bias",
                                        "top_k",
                                        "frequency_penalty",
                                        "presence_penalty",
@@ -191,8 +223,6 @@ static bool asks_for_nothing(const char *key, const json_t *v)
         return true;
     if (strcmp(key, "n") == 0)
         return json_is_integer(v) && json_integer_value(v) == 1;
-    if (strcmp(key, "logit_bias") == 0)
-        return json_is_object(v) && json_object_size(v) == 0;
     if (strcmp(key, "tools") == 0 || strcmp(key, "functions") == 0)
         return json_is_array(v) && json_array_size(v) == 0;
     if (strcmp(key, "tool_choice") == 0 || strcmp(key, "function_call") == 0)
@@ -327,6 +357,10 @@ static enum exchange_next submit(struct exchange *x, struct chat_state *s, uint3
     if (e == ERR_OK && ids.n >= context)
         e = err_set(&text, ERR_INVALID, "the prompt has %zu tokens, but the context holds %u",
                     ids.n, context);
+    for (uint32_t i = 0; e == ERR_OK && i < s->n_biases; i++)
+        if ((uint32_t)s->biases[i].id >= tokenizer_n_tokens(s->served->tokenizer))
+            e = err_set(&text, ERR_INVALID, "'logit_bias' names the token %d, which is not there",
+                        s->biases[i].id);
     struct call *c = e == ERR_OK ? call_new(CALL_CHAT, NULL, exchange_wake, x) : NULL;
     if (!c) {
         token_ids_deinit(&ids);
@@ -340,6 +374,8 @@ static enum exchange_next submit(struct exchange *x, struct chat_state *s, uint3
     q->n_prompt_ids = (uint32_t)ids.n;
     q->max_tokens = s->max_tokens;
     q->sampler = s->sampler;
+    memcpy(q->biases, s->biases, sizeof q->biases);
+    q->n_biases = s->n_biases;
     q->seed = s->sampler.seed;
     q->ignore_eos = s->ignore_eos;
     q->deadline_ms = DEADLINE_MS;

@@ -400,9 +400,15 @@ static enum err sample(const struct instance *in, const struct pipeline_sample *
     params.top_k = f->top_k;
     params.top_p = f->top_p;
     params.min_p = f->min_p;
+    params.typical_p = f->typical_p > 0 ? f->typical_p : 1.0f;
     params.repetition_penalty = f->repetition_penalty;
     params.frequency_penalty = f->frequency_penalty;
     params.presence_penalty = f->presence_penalty;
+    struct sampler_bias biases[FRAME_BIASES_MAX];
+    for (uint32_t i = 0; i < f->n_biases; i++)
+        biases[i] = (struct sampler_bias){f->bias_ids[i], f->biases[i]};
+    params.biases = biases;
+    params.n_biases = f->n_biases;
     params.seed = f->seed;
     params.n_top = f->n_logprobs;
     params.want_logprob = f->want_logprob != 0 || f->n_logprobs > 0;
@@ -528,6 +534,12 @@ static void on_submit(struct inference *inf, struct mail *m)
     f->temperature = s->sampler.temperature;
     f->top_p = s->sampler.top_p;
     f->min_p = s->sampler.min_p;
+    f->typical_p = s->sampler.typical_p;
+    f->n_biases = (uint16_t)s->n_biases;
+    for (uint32_t i = 0; i < s->n_biases; i++) {
+        f->bias_ids[i] = s->biases[i].id;
+        f->biases[i] = s->biases[i].bias;
+    }
     f->top_k = s->sampler.top_k;
     f->repetition_penalty = s->sampler.repetition_penalty;
     f->frequency_penalty = s->sampler.frequency_penalty;

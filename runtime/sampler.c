@@ -84,6 +84,8 @@ enum err sampler_check(const struct sampler_params *params, uint32_t n_vocab, st
         return err_set(text, ERR_INVALID, "top_p must be above 0 and at most 1");
     if (!(params->min_p >= 0.0f) || !(params->min_p <= 1.0f))
         return err_set(text, ERR_INVALID, "min_p must be from 0 to 1");
+    if (!(params->typical_p > 0.0f) || !(params->typical_p <= 1.0f))
+        return err_set(text, ERR_INVALID, "typical_p must be above 0 and at most 1");
     if (!(params->repetition_penalty > 0.0f) || !isfinite(params->repetition_penalty))
         return err_set(text, ERR_INVALID, "repetition_penalty must be above 0");
     if (!isfinite(params->frequency_penalty) || !isfinite(params->presence_penalty))
@@ -240,6 +242,35 @@ static uint32_t last_kept(struct sampler *s, const struct sampler_params *params
     return s->heap[left];
 }
 
+/* p of the tokens that are not typical becomes 0. The logits are used up: they become how far each
+ * surprise is from the entropy, with the sign turned so that the nearest counts as the likeliest.
+ */
+static void keep_typical(struct sampler *s, float typical_p)
+{
+    double whole = total(s), entropy = 0.0, sum = 0.0;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->n_vocab; i++) {
+        if (!(s->p[i] > 0.0f))
+            continue;
+        double share = (double)s->p[i] / whole, surprise = -vm_log(share);
+        entropy += share * surprise;
+        s->logits[i] = (float)surprise;
+        s->heap[n++] = i;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        s->logits[s->heap[i]] = -(float)fabs((double)s->logits[s->heap[i]] - entropy);
+    for (uint32_t i = n / 2; i > 0; i--)
+        sift(s, i - 1, n);
+    while (n > 0 && sum < (double)typical_p * whole) {
+        sum += (double)s->p[s->heap[0]];
+        s->heap[0] = s->heap[--n];
+        if (n > 0)
+            sift(s, 0, n);
+    }
+    for (uint32_t i = 0; i < n; i++)
+        s->p[s->heap[i]] = 0.0f;
+}
+
 static uint32_t draw(struct sampler *s, const struct sampler_params *params, uint32_t best,
                      double uniform)
 {
@@ -256,6 +287,8 @@ static uint32_t draw(struct sampler *s, const struct sampler_params *params, uin
     for (uint32_t i = 0; params->min_p > 0.0f && i < n; i++)
         if (!(s->p[i] >= params->min_p))
             s->p[i] = 0.0f;
+    if (params->typical_p < 1.0f)
+        keep_typical(s, params->typical_p);
     double wanted = uniform * total(s), sum = 0.0;
     for (uint32_t i = 0; i < n; i++) {
         sum += (double)s->p[i];

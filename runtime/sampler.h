@@ -17,7 +17,10 @@
  *   6. top-k: the k likeliest stay (of equals, lower ids first).
  *   7. top-p: of those, the fewest likeliest whose sum reaches top_p of their sum.
  *   8. min-p: of those, the ones with p >= min_p (the likeliest has p = 1).
- *   9. One of them is drawn, in proportion to p, walking by increasing id. */
+ *   9. Typical (Meister, Pimentel, Wiher, Cotterell: Locally Typical Sampling; TACL 2023): of
+ * those, the fewest whose sum reaches typical_p of their sum, beginning with those whose surprise
+ * -log p is nearest to their entropy (of equals, lower ids first).
+ *  10. One of them is drawn, in proportion to p, walking by increasing id. */
 #ifndef COVEY_RUNTIME_SAMPLER_H
 #define COVEY_RUNTIME_SAMPLER_H
 
@@ -39,6 +42,7 @@ struct sampler_params {
     float temperature; /* 0: greedy */
     float top_p;       /* (0, 1]; 1: off */
     float min_p;       /* [0, 1]; 0: off */
+    float typical_p;   /* (0, 1]; 1: off */
     uint32_t top_k;    /* 0: off */
     uint64_t seed;
     float repetition_penalty; /* above 0; 1: off */
@@ -50,7 +54,8 @@ struct sampler_params {
 };
 
 #define SAMPLER_PARAMS_INIT                                                                        \
-    ((struct sampler_params){.temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 1.0f})
+    ((struct sampler_params){                                                                      \
+        .temperature = 1.0f, .top_p = 1.0f, .typical_p = 1.0f, .repetition_penalty = 1.0f})
 
 struct sampler_logprob {
     int32_t id;

@@ -72,6 +72,7 @@ static size_t body_bytes(const struct frame *f)
                (size_t)f->header.n_segments * FRAME_SEGMENT_BYTES + step_rows(f) * 4;
     case FRAME_OPEN:
         return OPEN_FIXED_BYTES + (size_t)f->open.sampler.n_end_ids * 4 +
+               (size_t)f->open.sampler.n_biases * 8 +
                ((size_t)f->open.n_prompt + f->open.n_emitted) * 4;
     case FRAME_TOKEN:
         return 36 + (size_t)f->token.n_logprobs * 8;
@@ -178,11 +179,15 @@ static void encode_open(struct writer *w, const struct frame_open *o)
     write_u8(w, s->want_logprob);
     write_u8(w, 0);
     write_u32(w, s->n_end_ids);
-    write_u32(w, 0); /* OPEN_FIXED_BYTES */
-    write_u32(w, 0);
+    write_f32(w, s->typical_p);
+    write_u32(w, s->n_biases);
     for (unsigned i = 0; i < s->n_end_ids; i++)
         write_u32(w, (uint32_t)s->end_ids[i]);
     write_bytes(w, o->token_ids, ((size_t)o->n_prompt + o->n_emitted) * 4);
+    for (unsigned i = 0; i < s->n_biases; i++) {
+        write_u32(w, (uint32_t)s->bias_ids[i]);
+        write_f32(w, s->biases[i]);
+    }
 }
 
 static void encode_token(struct writer *w, const struct frame_token *t)
@@ -288,15 +293,21 @@ static enum err check_step(const struct frame *f)
 
 static bool sampler_ok(const struct frame_sampler *s)
 {
-    return isfinite(s->temperature) && isfinite(s->top_p) && isfinite(s->min_p) &&
-           isfinite(s->repetition_penalty) && isfinite(s->frequency_penalty) &&
-           isfinite(s->presence_penalty) && s->temperature >= 0 && s->want_logprob <= 1;
+    for (unsigned i = 0; i < s->n_biases; i++) {
+        if (isnan(s->biases[i]))
+            return false;
+    }
+    return isfinite(s->typical_p) && isfinite(s->temperature) && isfinite(s->top_p) &&
+           isfinite(s->min_p) && isfinite(s->repetition_penalty) &&
+           isfinite(s->frequency_penalty) && isfinite(s->presence_penalty) && s->temperature >= 0 &&
+           s->want_logprob <= 1;
 }
 
 static enum err check_open(const struct frame_open *o)
 {
     if (o->n_prompt > FRAME_TOKENS_MAX || o->n_emitted > FRAME_TOKENS_MAX - o->n_prompt ||
-        o->sampler.n_end_ids > FRAME_END_IDS_MAX || o->sampler.n_logprobs > FRAME_LOGPROBS_MAX)
+        o->sampler.n_end_ids > FRAME_END_IDS_MAX || o->sampler.n_logprobs > FRAME_LOGPROBS_MAX ||
+        o->sampler.n_biases > FRAME_BIASES_MAX)
         return ERR_LIMIT;
     return sampler_ok(&o->sampler) && (o->token_ids || o->n_prompt + o->n_emitted == 0)
                ? ERR_OK
@@ -469,9 +480,11 @@ static bool decode_open(struct reader *r, struct frame_open *o)
     s->want_logprob = read_u8(r);
     (void)read_u8(r);
     uint32_t n_end_ids = read_u32(r);
-    (void)read_view(r, 8);
-    if (r->bad || n_end_ids > FRAME_END_IDS_MAX || n_logprobs > FRAME_LOGPROBS_MAX ||
-        o->n_prompt > FRAME_TOKENS_MAX || o->n_emitted > FRAME_TOKENS_MAX - o->n_prompt)
+    s->typical_p = read_f32(r);
+    uint32_t n_biases = read_u32(r);
+    if (r->bad || n_biases > FRAME_BIASES_MAX || n_end_ids > FRAME_END_IDS_MAX ||
+        n_logprobs > FRAME_LOGPROBS_MAX || o->n_prompt > FRAME_TOKENS_MAX ||
+        o->n_emitted > FRAME_TOKENS_MAX - o->n_prompt)
         return false;
     s->n_logprobs = (uint8_t)n_logprobs;
     s->n_end_ids = (uint8_t)n_end_ids;
@@ -479,6 +492,11 @@ static bool decode_open(struct reader *r, struct frame_open *o)
         s->end_ids[i] = (int32_t)read_u32(r);
     size_t n = (size_t)o->n_prompt + o->n_emitted;
     o->token_ids = (const int32_t *)(const void *)read_view(r, n * 4);
+    s->n_biases = (uint16_t)n_biases;
+    for (unsigned i = 0; i < n_biases; i++) {
+        s->bias_ids[i] = (int32_t)read_u32(r);
+        s->biases[i] = read_f32(r);
+    }
     return !r->bad && check_open(o) == ERR_OK;
 }
 

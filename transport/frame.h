@@ -27,6 +27,7 @@ enum {
     FRAME_ROW_BYTES_MAX = 64 << 10, /* 16,384 values in F32 */
     FRAME_TOKENS_MAX = 1 << 20,     /* prompt and emitted ids of one OPEN together */
     FRAME_END_IDS_MAX = 16,
+    FRAME_BIASES_MAX = 300,
     FRAME_LOGPROBS_MAX = 20,
     FRAME_SEGMENT_BYTES = 52,
     FRAME_CONTROL_BYTES = 32,
@@ -35,7 +36,7 @@ enum {
                             FRAME_SEGMENTS_MAX * FRAME_SEGMENT_BYTES + FRAME_ROWS_MAX * 4,
     /* of any other type but OPEN */
     FRAME_SMALL_MAX = 512,
-    FRAME_OPEN_BYTES_MAX = FRAME_HEADER_BYTES + 256 + FRAME_TOKENS_MAX * 4,
+    FRAME_OPEN_BYTES_MAX = FRAME_HEADER_BYTES + 256 + FRAME_BIASES_MAX * 8 + FRAME_TOKENS_MAX * 4,
     /* the largest that any node accepts; a link is given a smaller bound from the plan */
     FRAME_BYTES_MAX = FRAME_STEP_HEADER_MAX + FRAME_ROWS_MAX * FRAME_ROW_BYTES_MAX,
 };
@@ -141,6 +142,7 @@ enum frame_sampler_flag {
 struct frame_sampler {
     float temperature; /* 0: greedy */
     float top_p, min_p;
+    float typical_p; /* 0 or 1: off */
     float repetition_penalty, frequency_penalty, presence_penalty;
     uint32_t top_k; /* 0: off */
     uint32_t max_tokens;
@@ -149,7 +151,10 @@ struct frame_sampler {
     uint8_t n_logprobs;   /* alternatives wanted with each token, <= FRAME_LOGPROBS_MAX */
     uint8_t want_logprob; /* 1: the token's own log-probability is wanted */
     uint8_t n_end_ids;
+    uint16_t n_biases;
     int32_t end_ids[FRAME_END_IDS_MAX];
+    int32_t bias_ids[FRAME_BIASES_MAX];
+    float biases[FRAME_BIASES_MAX]; /* added to the logits; not NaN */
 };
 
 /* An entry asks for (more of) an answer; also passed from the head to the tail. */

@@ -187,6 +187,10 @@ static void test_open_round_trip(void **state)
         .sampler = {.temperature = 0.5f,
                     .top_p = 0.9f,
                     .min_p = 0.05f,
+                    .typical_p = 0.75f,
+                    .n_biases = 2,
+                    .bias_ids = {5, 49151},
+                    .biases = {-100, 0.5f},
                     .repetition_penalty = 1.1f,
                     .frequency_penalty = -0.25f,
                     .presence_penalty = 2.0f,
@@ -217,6 +221,9 @@ static void test_open_round_trip(void **state)
     size_t n;
     assert_int_equal(frame_encode(f, small, sizeof small, &n), ERR_INVALID);
     f->open.sampler.top_p = 1;
+    f->open.sampler.biases[1] = NAN;
+    assert_int_equal(frame_encode(f, small, sizeof small, &n), ERR_INVALID);
+    f->open.sampler.biases[1] = 0;
     f->open.n_emitted = FRAME_TOKENS_MAX - 2;
     assert_int_equal(frame_encode(f, small, sizeof small, &n), ERR_LIMIT);
     free(f);

@@ -88,6 +88,26 @@ static void test_choices_follow_the_probabilities(void **state)
     check_counts(&p, roots);
 }
 
+/* By hand: the entropy of these chances is 1.574; -log p is 1.204 for 0.3, 1.609 for 0.2, 2.303 for
+ * 0.1, 2.996 for 0.05: 0.2 is the most typical, then both 0.3, then 0.1. */
+static void test_typical_keeps_what_surprises_as_expected(void **state)
+{
+    (void)state;
+    struct sampler_params p = SAMPLER_PARAMS_INIT;
+    p.typical_p = 0.15f;
+    check_counts(&p, (const double[N]){0, 0, 0, 1, 0, 0});
+    p.typical_p = 0.45f; /* of equals the lower id */
+    check_counts(&p, (const double[N]){0.6, 0, 0, 0.4, 0, 0});
+    p.typical_p = 0.75f;
+    check_counts(&p, (const double[N]){0.375, 0, 0.375, 0.25, 0, 0});
+    p.typical_p = 0.85f;
+    check_counts(&p, (const double[N]){1 / 3.0, 0, 1 / 3.0, 2 / 9.0, 1 / 9.0, 0});
+    /* After top-k: of 3/8, 3/8 and 1/4 the entropy is 1.082; 0.981 is nearer to it than 1.386. */
+    p.top_k = 3;
+    p.typical_p = 0.6f;
+    check_counts(&p, (const double[N]){0.5, 0, 0.5, 0, 0, 0});
+}
+
 static void test_truncation_keeps_the_likeliest(void **state)
 {
     (void)state;
@@ -222,8 +242,8 @@ static void test_parameters_out_of_range_are_refused(void **state)
 {
     (void)state;
     struct sampler_bias outside = {N, 1.0f}, nan = {0, NAN};
-    struct sampler_params p[16];
-    for (int i = 0; i < 16; i++)
+    struct sampler_params p[18];
+    for (int i = 0; i < 18; i++)
         p[i] = SAMPLER_PARAMS_INIT;
     p[0].temperature = -1.0f;
     p[1].temperature = NAN;
@@ -242,12 +262,14 @@ static void test_parameters_out_of_range_are_refused(void **state)
     p[13].n_biases = 1;
     p[14].biases = &nan;
     p[14].n_biases = 1;
-    for (int i = 0; i < 15; i++) {
+    p[15].typical_p = 0.0f;
+    p[16].typical_p = NAN;
+    for (int i = 0; i < 17; i++) {
         struct err_text text = {""};
         assert_int_equal(sampler_check(&p[i], N, &text), ERR_INVALID);
         assert_true(strlen(text.text) > 10);
     }
-    assert_int_equal(sampler_check(&p[15], N, NULL), ERR_OK);
+    assert_int_equal(sampler_check(&p[17], N, NULL), ERR_OK);
 }
 
 int main(void)
@@ -256,6 +278,7 @@ int main(void)
         cmocka_unit_test(test_philox_known_answers),
         cmocka_unit_test(test_choices_follow_the_probabilities),
         cmocka_unit_test(test_truncation_keeps_the_likeliest),
+        cmocka_unit_test(test_typical_keeps_what_surprises_as_expected),
         cmocka_unit_test(test_greedy_and_logprobs),
         cmocka_unit_test(test_biases_and_penalties),
         cmocka_unit_test(test_odd_numbers_do_no_harm),
