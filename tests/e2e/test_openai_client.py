@@ -62,6 +62,17 @@ class OpenAiClient(unittest.TestCase):
         with self.assertRaises(openai.NotFoundError):
             self.client.chat.completions.create(model="nobody-has-this", messages=MESSAGES)
 
+    def test_logit_bias_forces_and_bans(self):
+        forced = self.client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=0, max_tokens=4,
+                                                     logit_bias={"65": 100}, logprobs=True)
+        tokens = [t.token for t in forced.choices[0].logprobs.content]
+        self.assertEqual(len(set(tokens)), 1)
+        plain = self.client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=0, max_tokens=4)
+        self.assertNotEqual(plain.choices[0].message.content, forced.choices[0].message.content)
+        for wrong in ({"65": 101}, {"x": 1}, {"99999999": 1}):
+            with self.assertRaises(openai.BadRequestError):
+                self.client.chat.completions.create(model="tiny", messages=MESSAGES, logit_bias=wrong)
+
     def test_field_out_of_range_is_refused(self):
         with self.assertRaises(openai.BadRequestError):
             self.client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=-1)
