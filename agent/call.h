@@ -77,7 +77,7 @@ struct call_item {
     char finish[16];         /* "stop", "length" */
     char text[ERR_TEXT_MAX]; /* when failed: a sentence */
     uint32_t n_prompt, n_generated;
-    uint32_t n_cached; /* of the prompt: not computed, their KV was held already */
+    uint32_t n_cached;             /* of the prompt: not computed, their KV was held already */
     double prompt_ms, generate_ms; /* until the first token; from the first to the last */
     /* JSON: taken by call_next's caller, who drops it */
     json_t *json;

@@ -157,8 +157,9 @@ void show_plan(const json_t *plan, bool explain)
 {
     const json_t *best = json_object_get(plan, "best"), *c;
     size_t i;
-    (void)printf("%s, context %.0f, KV cache of %.0f positions, precision %s\n", word(best, "model"),
-                 number(best, "context"), number(best, "kv_positions"), word(best, "precision"));
+    (void)printf("%s, context %.0f, KV cache of %.0f positions, precision %s\n",
+                 word(best, "model"), number(best, "context"), number(best, "kv_positions"),
+                 word(best, "precision"));
     show_stages(json_object_get(best, "stages"), "  ");
     double token_ms = number(best, "predicted_token_ms");
     (void)printf("  predicted: %.2f ms a token (%.1f tokens/s), %.3f ms a prompt token\n", token_ms,

@@ -453,14 +453,15 @@ enum err store_path(struct store *s, const struct hash256 *id, char ret[STORE_PA
 
 enum err store_check_source(struct store *s, const struct hash256 *id, struct err_text *text)
 {
-    _cleanup_(freep) char *same = NULL;
     char path[STORE_PATH_MAX] = "";
     (void)pthread_mutex_lock(&s->mutex);
     const struct entry *e = find(s, id);
     enum err r = ERR_OK;
     if (e && e->source) {
+        char *same = NULL;
         (void)snprintf(path, sizeof path, "%s", e->source);
         r = read_source(s, id, e->manifest->files[0].n_bytes, &same);
+        free(same);
     }
     (void)pthread_mutex_unlock(&s->mutex);
     if (r == ERR_OK)
