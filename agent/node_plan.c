@@ -71,6 +71,7 @@ static void fill_edges(const struct node *n, const struct node_id *from, struct 
 static void fill_view(const struct node *n, struct control_view *v)
 {
     struct topology *t = &v->topology;
+    v->sole = trust_n_members(n->trust) <= 1;
     t->n_nodes = 1;
     enum swim_state self = swim_self_state(n->swim);
     bool usable = n->has_local && !n->stopping && self == SWIM_ALIVE && n->asleep_until_us == 0;

@@ -30,7 +30,7 @@ enum {
     CONTROL_EFFECTS_MAX = 512, /* of one update */
     CONTROL_PERSIST_MAX = 32 * 1024,
 
-    CONTROL_START_US = 700 * 1000,     /* a fresh node listens this long before it claims */
+    CONTROL_START_US = 700 * 1000,     /* a fresh node listens this long before it claims (3.4) */
     CONTROL_CLAIM_US = 500 * 1000,     /* 3.4: who answers within this time must agree */
     CONTROL_RETRY_MIN_US = 150 * 1000, /* 3.4: random back-off x 2^n */
     CONTROL_RETRY_MAX_US = 300 * 1000,
@@ -70,6 +70,7 @@ struct control_peer {
 /* What membership and measurements say now. Includes this node; its budget_bytes is the limit for
  * its reservations. peers[i] belongs to topology.nodes[i]. */
 struct control_view {
+    bool sole; /* the cluster has no other member: there is nobody to listen for */
     struct topology topology;
     struct control_peer peers[NODES_MAX];
 };

@@ -325,6 +325,12 @@ void control_planner_retake(struct control *c, uint64_t above)
     c->heartbeat_us = c->now_us;
 }
 
+/* A fresh node claims when it has listened for a while, and at once when nobody could be heard. */
+static uint64_t listens_until(const struct control *c)
+{
+    return c->view.sole ? c->started_us : c->started_us + CONTROL_START_US;
+}
+
 void control_elect_tick(struct control *c)
 {
     if (c->role == ROLE_PLAN || !c->has_view)
@@ -345,8 +351,7 @@ void control_elect_tick(struct control *c)
         control_elect_forget(c);
         c->next_claim_us = MAX_OF(c->next_claim_us, c->now_us + claim_delay(c));
     }
-    if (!c->leaving && c->now_us >= c->next_claim_us &&
-        c->now_us >= c->started_us + CONTROL_START_US)
+    if (!c->leaving && c->now_us >= c->next_claim_us && c->now_us >= listens_until(c))
         claim_start(c);
 }
 
@@ -391,5 +396,5 @@ uint64_t control_elect_due(const struct control *c)
     }
     if (c->leaving)
         return UINT64_MAX;
-    return MAX_OF(c->next_claim_us, c->started_us + CONTROL_START_US);
+    return MAX_OF(c->next_claim_us, listens_until(c));
 }

@@ -17,6 +17,16 @@ static void test_alone_it_plans_after_listening(void **state)
     assert_int_equal(did(l, CONTROL_PLANNER)->term, 1);
 }
 
+static void test_a_sole_member_plans_at_once(void **state)
+{
+    struct lab *l = *state;
+    lab_start(l, 1);
+    l->view.sole = true;
+    show(l);
+    run(l, 1);
+    assert_true(control_is_planner(l->c));
+}
+
 static void test_term_is_on_disk_before_the_claim_leaves(void **state)
 {
     struct lab *l = *state;
@@ -444,6 +454,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         CASE(test_alone_it_plans_after_listening),
+        CASE(test_a_sole_member_plans_at_once),
         CASE(test_term_is_on_disk_before_the_claim_leaves),
         CASE(test_persisted_bytes_that_lie_are_refused),
         CASE(test_claim_waits_for_all_or_500_ms),
