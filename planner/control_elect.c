@@ -325,10 +325,12 @@ void control_planner_retake(struct control *c, uint64_t above)
     c->heartbeat_us = c->now_us;
 }
 
-/* A fresh node claims when it has listened for a while, and at once when nobody could be heard. */
+/* A fresh node claims when it has listened for a while, and as soon as it knows its own speed when
+ * there is nobody to be heard. */
 static uint64_t listens_until(const struct control *c)
 {
-    return c->view.sole ? c->started_us : c->started_us + CONTROL_START_US;
+    bool at_once = c->view.sole && c->view.topology.nodes[0].eligible;
+    return at_once ? c->started_us : c->started_us + CONTROL_START_US;
 }
 
 void control_elect_tick(struct control *c)

@@ -22,6 +22,11 @@ static void test_a_sole_member_plans_at_once(void **state)
     struct lab *l = *state;
     lab_start(l, 1);
     l->view.sole = true;
+    l->view.topology.nodes[0].eligible = false;
+    show(l);
+    run(l, 1);
+    assert_false(control_is_planner(l->c)); /* not measured yet */
+    l->view.topology.nodes[0].eligible = true;
     show(l);
     run(l, 1);
     assert_true(control_is_planner(l->c));
