@@ -79,6 +79,37 @@ static void test_step_is_read_as_others_wrote_it(void **state)
     free(b);
 }
 
+/* ADMIT of slot 2 and SHARE of 40 positions of slot 5, packed as above. */
+static const char share_hex[] =
+    "80000000010080004d00000000000000000000000000000000000000000000000900000000000000"
+    "000000000c0000000100000000000000000000000000020001000000010000000200000064000000"
+    "07000000000000000000000000000000040000000500000002000000280000000700000000000000"
+    "0000000000000000";
+
+static void test_share_names_both_slots(void **state)
+{
+    (void)state;
+    size_t n = (sizeof share_hex - 1) / 2, n_again;
+    uint8_t *b = aligned(n), *again = aligned(n);
+    struct frame *f = calloc(1, sizeof *f);
+    assert_true(f && hex_decode(share_hex, b, n));
+    assert_int_equal(frame_decode(b, n, f), ERR_OK);
+    assert_int_equal(f->step.n_controls, 2);
+    const struct frame_control *c = &f->step.controls[1];
+    assert_int_equal(c->kind, FRAME_SHARE);
+    assert_int_equal(c->from, 5);
+    assert_int_equal(c->slot, 2);
+    assert_int_equal(c->n, 40);
+    assert_int_equal(c->request.bytes[0], 7);
+    f->header.epoch = 77;
+    assert_int_equal(frame_encode(f, again, n, &n_again), ERR_OK);
+    assert_int_equal(n_again, n);
+    assert_memory_equal(again, b, n);
+    free(f);
+    free(again);
+    free(b);
+}
+
 static void test_every_cut_and_every_flip_is_survived(void **state)
 {
     (void)state;
@@ -127,7 +158,7 @@ static void test_step_with_a_lie_is_refused(void **state)
     check_change(60, 65, 2);       /* n_segments above its maximum */
     check_change(60, 2, 2);        /* a segment that is not there */
     check_change(62, 129, 2);      /* n_controls above its maximum */
-    check_change(64, 9, 4);        /* kind of control */
+    check_change(64, 5, 4);        /* kind of control */
     check_change(64, 257, 4);      /* kind that is 1 in its low byte */
     check_change(120, 0, 4);       /* n of a segment */
     check_change(120, 513, 4);
@@ -274,6 +305,23 @@ static void test_token_round_trip(void **state)
     free(g);
 }
 
+/* Its last four bytes may be missing: then it is of slot 0. */
+static void check_have_with_slot(struct frame *f, struct frame *g)
+{
+    size_t n = FRAME_HEADER_BYTES + 44, n_out;
+    uint8_t *b = aligned(n);
+    f->have.slot = 9;
+    assert_int_equal(frame_encode(f, b, n, &n_out), ERR_OK);
+    assert_int_equal(n_out, n);
+    assert_int_equal(frame_decode(b, n, g), ERR_OK);
+    assert_int_equal(g->have.slot, 9);
+    for (uint32_t cut = FRAME_HEADER_BYTES; cut < n; cut++) {
+        memcpy(b, &cut, sizeof cut);
+        assert_int_equal(frame_decode(b, cut, g), cut == n - 4 ? ERR_OK : ERR_CORRUPT);
+    }
+    free(b);
+}
+
 static void test_small_frames_round_trip(void **state)
 {
     (void)state;
@@ -287,9 +335,18 @@ static void test_small_frames_round_trip(void **state)
     assert_int_equal(g->credit.n_bytes, 1ull << 40);
     assert_int_equal(g->credit.n_steps, 3);
     f->header.type = FRAME_HAVE;
-    f->have = (struct frame_have){{{1}}, 2, 3, {{4}}};
+    f->have = (struct frame_have){{{1}}, 2, 3, {{4}}, 0};
     free(round_trip(f, g));
     assert_memory_equal(&f->have, &g->have, sizeof f->have);
+    check_have_with_slot(f, g);
+    f->have.slot = 0; /* not sent: 40 bytes, as earlier versions write it */
+    assert_int_equal(frame_encoded_bytes(f), FRAME_HEADER_BYTES + 40);
+    f->header.type = FRAME_CACHED;
+    f->header.flags = FRAME_OPTIONAL;
+    f->cached = (struct frame_cached){{{1}}, 2, 3};
+    free(round_trip(f, g));
+    assert_memory_equal(&f->cached, &g->cached, sizeof f->cached);
+    f->header.flags = 0;
     f->header.type = FRAME_STALE;
     f->stale.current_epoch = 78;
     free(round_trip(f, g));
@@ -348,6 +405,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_step_is_read_as_others_wrote_it),
+        cmocka_unit_test(test_share_names_both_slots),
         cmocka_unit_test(test_every_cut_and_every_flip_is_survived),
         cmocka_unit_test(test_step_with_a_lie_is_refused),
         cmocka_unit_test(test_unknown_type_is_skipped_when_optional),
