@@ -132,8 +132,7 @@ static void join_failed(struct node *n, enum trust_reason reason)
     uint64_t call = n->join_call;
     n->join_call = 0;
     if (reason == TRUST_REASON_TOKEN)
-        node_answer(n, call, ERR_DENIED,
-                    "the invitation is used up, expired or not from that node: ask for a new one");
+        node_answer(n, call, ERR_DENIED, "%s", NODE_TOKEN_REFUSED);
     else
         node_answer(n, call, ERR_DENIED, "the other node refused (%s)", trust_reason_name(reason));
     sessions_retag(n);
@@ -435,8 +434,9 @@ static enum err on_join(struct node *n, const struct node_event *e)
         return ERR_BUSY;
     }
     if (token_parse(e->text ? e->text : "", &t.token) != ERR_OK) {
-        node_answer(n, e->call, ERR_INVALID,
-                    "that is not an invitation: a token has 28 letters and digits");
+        node_answer(n, e->call, ERR_DENIED,
+                    "that is not a token: one has 28 letters and digits, and a mistyped one is "
+                    "noticed. Copy it again, or make a new one with `covey invite`");
         return ERR_INVALID;
     }
     enum err r = node_feed_trust(n, &t);
@@ -449,9 +449,7 @@ static enum err on_join(struct node *n, const struct node_event *e)
                         : "cannot join just now");
         return r;
     }
-    n->join_call = e->call;
-    n->join_until_us = n->now_us + JOIN_DEADLINE_US;
-    sessions_retag(n);
+    sessions_join(n, e->call);
     return ERR_OK;
 }
 

@@ -1,6 +1,7 @@
 /* The inside of agent/node, shared by its files. Nobody else includes this.
  *   node.c           life, events, the cores and what their effects mean
- *   node_sessions.c  addresses, dialling, which session of a pair is kept, what discovery says
+ *   node_addresses.c the addresses of a peer, and which are proved
+ *   node_sessions.c  dialling, joining, which session of a pair is kept, what discovery says
  *   node_records.c   what gossip carries: facts, links, models; shapes on the node channel
  *   node_plan.c      the snapshot for the planner, and what control wants done
  *   node_view.c      queries */
@@ -25,6 +26,13 @@ enum {
     DIAL_PATIENCE_US = 400 * 1000,
     DIAL_SILENT_US = 2 * 1000 * 1000, /* no answer anywhere for so long is told to gossip */
     JOIN_DEADLINE_US = 20 * 1000 * 1000,
+    JOIN_WIDE_US = 1000 * 1000, /* then nodes that announce no open invitation are tried too */
+    /* No verdict on a token before: names are looked up, and announcements come in. */
+    JOIN_VERDICT_US = 1000 * 1000,
+    JOIN_VERDICT_WIDE_US = 2500 * 1000,
+    JOIN_BROWSE_US = 5 * 1000 * 1000, /* after the start of this node it has seen who is there */
+    JOIN_DIALS_MAX = 4,  /* at one node that answers and never accepts: the token is no good */
+    JOIN_DENIED_MIN = 2, /* of these it must have denied; the others did not reach it */
     SIMULTANEOUS_US = 2 * 1000 * 1000, /* two sessions this close together were dialled at once */
     STABLE_US = 1000 * 1000,           /* a session that lived shorter is not redialled at once */
     MEASURE_FIRST_US = 500 * 1000,
@@ -35,6 +43,8 @@ enum {
     LINK_REQUEST_US = 1000 * 1000, /* then the larger key dials itself */
     AWAKE_US = 20 * 1000 * 1000,   /* PROTOCOL 2.5 */
     SHAPE_REQUESTS_MAX = 16,
+    ADDRESS_CHECK_US = 5 * 1000 * 1000,
+    ADDRESS_DEAD_US = 600 * 1000 * 1000, /* not proved for so long while others are: forgotten */
 };
 
 enum purpose { PURPOSE_MEMBER, PURPOSE_FOUND, PURPOSE_JOIN };
@@ -58,6 +68,7 @@ struct peer_address {
     uint32_t path; /* never 0 */
     double bytes_per_s;
     uint64_t measured_us, measure_due_us;
+    uint64_t added_us, proved_us; /* last known to lead to the peer; 0: not in this run */
 };
 
 struct peer {
@@ -91,10 +102,16 @@ struct found {
     bool used, ours, invites; /* tag matches; its invite tag is the one we look for */
     bool has_peer, is_self;
     struct node_id peer;
+    uint64_t heard_us; /* its last announcement */
     uint64_t dial_due_us, dial_wait_us, dialling;
     uint32_t n_dropped;
+    uint32_t n_join_denied, n_join_failed; /* dials of the present join: dropped, not reached */
     uint32_t next_address;
 };
+
+#define NODE_TOKEN_REFUSED                                                                         \
+    "the token was not accepted: it was used, has expired, or is of another machine (or of one "   \
+    "that was restarted since). `covey invite` there makes a new one"
 
 struct shape_request {
     struct hash256 model;
@@ -119,6 +136,7 @@ struct node {
     uint32_t n_peers;
     struct found found[NODE_FOUND_MAX];
     uint32_t next_path;
+    uint64_t addresses_due_us;   /* when they are looked through again */
     uint64_t measuring_until_us; /* a bandwidth measurement is under way until then */
 
     struct node_local local;
@@ -132,7 +150,8 @@ struct node {
     uint64_t links_due_us; /* UINT64_MAX: nothing to say */
     uint64_t view_due_us;
 
-    uint64_t join_call, join_until_us; /* 0: no join open */
+    uint64_t join_call, join_began_us; /* 0: no join open */
+    bool join_wide;                    /* no announcement shows the invitation */
     uint64_t asleep_until_us; /* after sleep: facts are published again then; 0: never slept */
 };
 
@@ -152,15 +171,13 @@ enum err node_send(struct node *n, const struct node_id *to, uint8_t channel, co
 struct node_session *session_find(struct node *n, uint64_t id);
 struct peer *peer_find(const struct node *n, const struct node_id *id);
 void peer_sync_with_trust(struct node *n);
-void peer_paths_changed(struct node *n, struct peer *p);
-struct peer_address *peer_add_address(struct node *n, struct peer *p, const struct address *a,
-                                      bool first);
 enum err sessions_ready(struct node *n, const struct node_event *e);
 void sessions_authenticated(struct node *n, uint64_t session, const struct trust_peer *who);
 void sessions_down(struct node *n, uint64_t session, enum node_down how);
 void sessions_close(struct node *n, uint64_t session);
 enum err sessions_found(struct node *n, const struct node_found *f);
 void sessions_retag(struct node *n); /* secrets or invites changed */
+void sessions_join(struct node *n, uint64_t call);
 void sessions_rejected(struct node *n, uint64_t session, enum trust_reason reason);
 void sessions_tick(struct node *n);
 uint64_t sessions_next_due(const struct node *n);
@@ -170,6 +187,17 @@ enum err sessions_want_link(struct node *n, const struct node_id *id);
 void sessions_link_requested(struct node *n, struct peer *p);
 void sessions_link(struct node *n, const struct node_id *id, bool up);
 void sessions_bandwidth(struct node *n, const struct node_event *e);
+
+/* node_addresses.c */
+bool address_same_place(const struct address *a, const struct address *b); /* but for the scope */
+void peer_paths_changed(struct node *n, struct peer *p);
+/* NULL when there is no room. `first`: from discovery or a session, not by hearsay. */
+struct peer_address *peer_add_address(struct node *n, struct peer *p, const struct address *a,
+                                      bool first);
+/* The next to dial: in each round one that probes come through on, then all in turn. */
+const struct address *peer_dial_address(struct node *n, struct peer *p);
+void addresses_tick(struct node *n);
+bool address_is_of_member(const struct node *n, const struct address *a); /* and leads to it now */
 
 /* node_records.c */
 void records_publish_facts(struct node *n);

@@ -122,11 +122,13 @@ static bool take_address(const ProtobufCBinaryData *b, struct address *ret)
 
 static uint32_t told_address(const struct peer *p, uint8_t ret[HEARSAY_BYTES_MAX])
 {
+    const struct peer_address *best = NULL;
     for (uint32_t i = 0; p->session && i < p->n_addresses; i++) {
-        if (!address_is_link_local(&p->addresses[i].address))
-            return pack_address(&p->addresses[i].address, ret);
+        const struct peer_address *a = &p->addresses[i];
+        if (!address_is_link_local(&a->address) && (!best || a->proved_us > best->proved_us))
+            best = a;
     }
-    return 0;
+    return best ? pack_address(&best->address, ret) : 0;
 }
 
 static bool reached_by_loopback(const struct peer *p)

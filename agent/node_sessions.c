@@ -47,48 +47,6 @@ static struct found *found_find(struct node *n, const char *instance)
     return NULL;
 }
 
-void peer_paths_changed(struct node *n, struct peer *p)
-{
-    uint32_t paths[NODE_ADDRESSES_MAX];
-    for (uint32_t i = 0; i < p->n_addresses; i++)
-        paths[i] = p->addresses[i].path;
-    (void)node_feed_swim(
-        n, &(struct swim_event){
-               .type = SWIM_EVENT_PATHS, .peer = p->id, .paths = paths, .n_paths = p->n_addresses});
-}
-
-struct peer_address *peer_add_address(struct node *n, struct peer *p, const struct address *a,
-                                      bool first)
-{
-    if (a->family == 0 || a->port == 0)
-        return NULL;
-    for (uint32_t i = 0; i < p->n_addresses; i++) {
-        if (address_eq(&p->addresses[i].address, a)) {
-            if (a->interface[0])
-                memcpy(p->addresses[i].address.interface, a->interface, sizeof a->interface);
-            return &p->addresses[i];
-        }
-    }
-    uint32_t at = p->n_addresses;
-    if (at == NODE_ADDRESSES_MAX) { /* the newest knowledge replaces the last */
-        if (!first)
-            return NULL;
-        at--;
-    } else {
-        p->n_addresses++;
-    }
-    if (first) {
-        memmove(&p->addresses[1], &p->addresses[0], at * sizeof p->addresses[0]);
-        at = 0;
-    }
-    p->addresses[at] = (struct peer_address){
-        .address = *a, .path = ++n->next_path, .measure_due_us = n->now_us + MEASURE_FIRST_US};
-    peer_paths_changed(n, p);
-    struct node_effect *e = node_effect(n, NODE_EFFECT_REMEMBER);
-    (void)e;
-    return &p->addresses[at];
-}
-
 static void peer_remove(struct node *n, uint32_t i)
 {
     struct peer *p = &n->peers[i];
@@ -143,12 +101,6 @@ static void merge_found(struct node *n, struct found *f, struct peer *p)
         memcpy(p->name, f->is.name, sizeof p->name);
 }
 
-static bool same_place(const struct address *a, const struct address *b)
-{
-    return a->family == b->family && a->port == b->port &&
-           memcmp(a->ip, b->ip, a->family == 4 ? 4 : 16) == 0;
-}
-
 /* The found entry is this peer: it was dialled by its name, or has an address of it. */
 static bool found_is_peer(const struct found *f, const struct peer *p, const char *instance)
 {
@@ -156,7 +108,7 @@ static bool found_is_peer(const struct found *f, const struct peer *p, const cha
         return true;
     for (uint32_t i = 0; i < f->is.n_addresses; i++) {
         for (uint32_t k = 0; k < p->n_addresses; k++) {
-            if (same_place(&f->is.addresses[i], &p->addresses[k].address))
+            if (address_same_place(&f->is.addresses[i], &p->addresses[k].address))
                 return true;
         }
     }
@@ -277,10 +229,10 @@ void sessions_authenticated(struct node *n, uint64_t session, const struct trust
         sessions_close(n, corpse);
     struct address at = s->address;
     at.port = s->inbound ? who->self.control_port : at.port;
-    (void)peer_add_address(n, p, &at, true);
-    for (uint32_t i = 0; i < p->n_addresses; i++) { /* there it answers: tried first next time */
-        if (address_eq(&p->addresses[i].address, &at))
-            p->next_address = i;
+    struct peer_address *proved = peer_add_address(n, p, &at, true);
+    if (proved) {
+        proved->proved_us = n->now_us;
+        p->next_address = (uint32_t)(proved - p->addresses); /* tried first next time */
     }
     claim_found(n, p, s);
     if (!corpse) {
@@ -342,8 +294,12 @@ void sessions_down(struct node *n, uint64_t session, enum node_down how)
                                                        .session = session});
     struct found *f = found_find(n, was.instance);
     if (f && f->dialling == session) {
-        uint64_t most = n->join_call && f->invites ? DIAL_JOIN_US : DIAL_STRANGER_MAX_US;
+        uint64_t most = n->join_call ? DIAL_JOIN_US : DIAL_STRANGER_MAX_US;
         f->dialling = 0;
+        if (was.purpose == PURPOSE_JOIN && was.state == SESSION_DIALLING) {
+            f->n_join_denied += how == NODE_DOWN_DENIED;
+            f->n_join_failed += how != NODE_DOWN_DENIED;
+        }
         f->n_dropped += how == NODE_DOWN_DENIED;
         if (f->is.n_addresses > 1 && f->next_address % f->is.n_addresses != 0)
             f->dial_due_us = n->now_us; /* the other addresses first */
@@ -441,6 +397,7 @@ enum err sessions_found(struct node *n, const struct node_found *is)
     if (!f->used)
         *f = (struct found){.used = true};
     f->is = *is;
+    f->heard_us = n->now_us;
     f->dial_due_us = n->now_us;
     f->dial_wait_us = DIAL_FIRST_US;
     judge(n, f);
@@ -499,7 +456,7 @@ static void dial_peer(struct node *n, struct peer *p)
     if (p->session || p->dialling || p->n_addresses == 0 || n->now_us < p->dial_due_us ||
         n->stopping)
         return;
-    const struct address *a = &p->addresses[p->next_address++ % p->n_addresses].address;
+    const struct address *a = peer_dial_address(n, p);
     struct node_session *s = dial(n, a, PURPOSE_MEMBER, p->n_dropped, &p->id, NULL);
     if (!s) {
         p->dial_due_us = n->now_us + DIAL_FIRST_US;
@@ -510,13 +467,20 @@ static void dial_peer(struct node *n, struct peer *p)
     s->patience_us = patience_us(p->n_addresses, p->n_rounds);
 }
 
+/* May the token be this one's? */
+static bool joins_at(const struct node *n, const struct found *f)
+{
+    return f->used && !f->is.gone && !f->is_self && f->is.n_addresses > 0 &&
+           (f->invites || (n->join_wide && !f->ours));
+}
+
 static bool wants_dial(const struct node *n, const struct found *f)
 {
     if (!f->used || f->is.gone || f->is_self || f->dialling || f->is.n_addresses == 0 ||
         n->stopping)
         return false;
     if (n->join_call)
-        return f->invites;
+        return joins_at(n, f);
     if (f->has_peer)
         return false; /* the peer's own dialling does it */
     return f->ours || f->is.given;
@@ -546,6 +510,87 @@ void sessions_redial(struct node *n, const struct node_id *id)
         p->dial_due_us = n->now_us + (may_be_coming(n, p) ? DIAL_REPLACED_US : 0);
         dial_peer(n, p);
     }
+}
+
+/* ---- joining ----
+ *
+ * Who does not hold a token's secret drops the handshake without a word (PROTOCOL 1.3), so that a
+ * token that is used up or has expired looks like any stranger's. A machine that can be reached and
+ * drops it again and again does not accept it: people are told so. */
+
+void sessions_join(struct node *n, uint64_t call)
+{
+    n->join_call = call;
+    n->join_began_us = n->now_us;
+    n->join_wide = false;
+    for (int i = 0; i < NODE_FOUND_MAX; i++)
+        n->found[i].n_join_denied = n->found[i].n_join_failed = 0;
+    sessions_retag(n);
+}
+
+static void join_ends(struct node *n, enum err e, const char *text)
+{
+    uint64_t call = n->join_call;
+    n->join_call = 0;
+    (void)node_feed_trust(n, &(struct trust_event){.kind = TRUST_JOIN_CANCEL});
+    node_answer(n, call, e, "%s", text);
+    sessions_retag(n);
+}
+
+static uint64_t join_verdict_us(const struct node *n)
+{
+    if (!n->join_wide)
+        return n->join_began_us + JOIN_VERDICT_US;
+    return MAX_OF(n->join_began_us + JOIN_VERDICT_WIDE_US, n->started_us + JOIN_BROWSE_US);
+}
+
+/* All that could be reached have denied it often enough. One that cannot be reached may still be
+ * the right one only where nobody else answers. */
+static bool join_is_denied(const struct node *n)
+{
+    bool denied = false;
+    for (int i = 0; i < NODE_FOUND_MAX; i++) {
+        const struct found *f = &n->found[i];
+        if (!joins_at(n, f))
+            continue;
+        uint32_t dials = f->n_join_denied + f->n_join_failed;
+        bool sure = f->n_join_denied >= JOIN_DENIED_MIN && dials >= JOIN_DIALS_MAX;
+        if (!sure && (f->n_join_denied > 0 || f->n_join_failed == 0))
+            return false; /* not tried enough, or its handshake is under way */
+        denied |= sure;
+    }
+    return denied;
+}
+
+static void join_tick(struct node *n)
+{
+    if (!n->join_call)
+        return;
+    if (!n->join_wide && n->now_us >= n->join_began_us + JOIN_WIDE_US) {
+        bool shown = false;
+        for (int i = 0; i < NODE_FOUND_MAX; i++)
+            shown |= n->found[i].used && n->found[i].invites;
+        n->join_wide = !shown;
+    }
+    if (n->now_us >= n->join_began_us + JOIN_DEADLINE_US)
+        join_ends(n, ERR_TIMEOUT,
+                  "no node that holds this invitation was found: is it still running, on the same "
+                  "network, and the token not older than its time? `--peer HOST` names it where "
+                  "multicast is blocked");
+    else if (n->now_us >= join_verdict_us(n) && join_is_denied(n))
+        join_ends(n, ERR_DENIED, NODE_TOKEN_REFUSED);
+}
+
+static uint64_t join_due(const struct node *n)
+{
+    if (!n->join_call)
+        return UINT64_MAX;
+    uint64_t due = n->join_began_us + JOIN_DEADLINE_US, wide_us = n->join_began_us + JOIN_WIDE_US;
+    if (n->now_us < wide_us)
+        due = MIN_OF(due, wide_us);
+    if (n->now_us < join_verdict_us(n))
+        due = MIN_OF(due, join_verdict_us(n));
+    return due;
 }
 
 static void expire_dials(struct node *n)
@@ -621,7 +666,7 @@ void sessions_bandwidth(struct node *n, const struct node_event *e)
         struct peer_address *a = &p->addresses[i];
         struct address with_port = e->address; /* which names the data port */
         with_port.port = a->address.port;
-        if (!same_place(&a->address, &with_port))
+        if (!address_same_place(&a->address, &with_port))
             continue;
         if (dials_links(n, p))
             n->measuring_until_us = n->now_us;
@@ -673,29 +718,22 @@ static void measure(struct node *n, struct peer *p)
 uint32_t sessions_path_of(struct node *n, struct peer *p, const struct address *from)
 {
     for (uint32_t i = 0; i < p->n_addresses; i++) {
-        if (same_place(&p->addresses[i].address, from))
+        if (address_same_place(&p->addresses[i].address, from))
             return p->addresses[i].path;
     }
     /* An address of its that we did not know, proved by the seal. */
     struct peer_address *a = peer_add_address(n, p, from, false);
-    return a ? a->path : 0;
+    if (!a)
+        return 0;
+    a->proved_us = n->now_us;
+    return a->path;
 }
 
 void sessions_tick(struct node *n)
 {
     expire_dials(n);
-    if (n->join_call && n->now_us >= n->join_until_us) {
-        uint64_t call = n->join_call;
-        n->join_call = 0;
-        (void)node_feed_trust(
-            n, &(struct trust_event){.kind = TRUST_JOIN_CANCEL, .now_us = n->now_us});
-        node_answer(
-            n, call, ERR_TIMEOUT,
-            "no node that holds this invitation was found: is it still running, on the same "
-            "network, and the token not older than its time? `--peer HOST` names it where "
-            "multicast is blocked");
-        sessions_retag(n);
-    }
+    join_tick(n);
+    addresses_tick(n);
     for (int i = 0; i < NODE_FOUND_MAX; i++)
         dial_found(n, &n->found[i]);
     for (uint32_t i = 0; i < n->n_peers; i++) {
@@ -712,7 +750,7 @@ void sessions_tick(struct node *n)
 
 uint64_t sessions_next_due(const struct node *n)
 {
-    uint64_t due = n->join_call ? n->join_until_us : UINT64_MAX;
+    uint64_t due = join_due(n);
     for (int i = 0; i < NODE_SESSIONS_MAX; i++) {
         if (n->sessions[i].id && n->sessions[i].state == SESSION_DIALLING)
             due = MIN_OF(due, n->sessions[i].since_us + n->sessions[i].patience_us);

@@ -126,6 +126,28 @@ static void view_of_found(const struct found *f, struct node_view *v)
         v->control_port = f->is.addresses[0].port;
 }
 
+/* A stranger, and by its newest announcement: one that went away without a goodbye leaves its name
+ * behind until that expires, and may be here again under another. */
+static bool is_news(const struct node *n, const struct found *f)
+{
+    if (!f->used || f->is.gone || f->has_peer || f->is_self || f->ours)
+        return false;
+    for (uint32_t i = 0; i < f->is.n_addresses; i++) {
+        const struct address *a = &f->is.addresses[i];
+        if (address_is_of_member(n, a))
+            return false;
+        for (const struct found *g = n->found; g < n->found + NODE_FOUND_MAX; g++) {
+            bool newer = g->heard_us > f->heard_us || (g->heard_us == f->heard_us && g > f);
+            bool better = f->is.given != g->is.given ? f->is.given : newer;
+            for (uint32_t k = 0; g->used && g != f && better && k < g->is.n_addresses; k++) {
+                if (address_same_place(&g->is.addresses[k], a))
+                    return false;
+            }
+        }
+    }
+    return true;
+}
+
 uint32_t node_views(const struct node *n, struct node_view *ret, uint32_t max)
 {
     uint32_t k = 0;
@@ -149,21 +171,8 @@ uint32_t node_views(const struct node *n, struct node_view *ret, uint32_t max)
         view_of_peer(n, &n->peers[i], &ret[k++]);
     for (int i = 0; i < NODE_FOUND_MAX && k < max; i++) {
         const struct found *f = &n->found[i];
-        if (f->used && !f->is.gone && !f->has_peer && !f->is_self && !f->ours)
+        if (is_news(n, f))
             view_of_found(f, &ret[k++]);
-    }
-    return k;
-}
-
-uint32_t node_remembered(const struct node *n, struct node_id *ret_ids, struct address *ret,
-                         uint32_t max)
-{
-    uint32_t k = 0;
-    for (uint32_t i = 0; i < n->n_peers; i++) {
-        for (uint32_t j = 0; j < n->peers[i].n_addresses && k < max; j++) {
-            ret_ids[k] = n->peers[i].id;
-            ret[k++] = n->peers[i].addresses[j].address;
-        }
     }
     return k;
 }

@@ -470,6 +470,21 @@ static uint64_t local_due(const struct control *c, const struct local *l)
     }
 }
 
+/* Is there a node that could take over what this one runs? Where none is, as when all stop at once,
+ * there is nothing to wait for. */
+static bool others_stay(const struct control *c)
+{
+    for (uint32_t i = 0; i < c->view.topology.n_nodes; i++) {
+        const struct topology_node *t = &c->view.topology.nodes[i];
+        bool leaves = node_id_eq(&t->id, &c->options.self);
+        for (uint32_t k = 0; k < c->n_members; k++)
+            leaves |= node_id_eq(&c->members[k].id, &t->id) && c->members[k].leaving;
+        if (t->eligible && !leaves)
+            return true;
+    }
+    return false;
+}
+
 static void leave_tick(struct control *c)
 {
     if (!c->leaving || c->left)
@@ -477,7 +492,7 @@ static void leave_tick(struct control *c)
     bool waits = false;
     for (uint32_t i = 0; i < c->n_locals; i++)
         waits |= c->locals[i].state != EPOCH_FAILED && !c->locals[i].cannot_move;
-    if (waits && control_planner_lives(c) && c->now_us < c->leave_due_us)
+    if (waits && others_stay(c) && control_planner_lives(c) && c->now_us < c->leave_due_us)
         return;
     c->left = true;
     if (c->role == ROLE_PLAN)

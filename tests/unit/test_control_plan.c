@@ -663,6 +663,38 @@ static void test_leaving_does_not_wait_for_what_cannot_move(void **state)
     assert_non_null(did(l, CONTROL_LEFT));
 }
 
+static void test_leaving_does_not_wait_where_nobody_stays(void **state)
+{
+    struct lab *l = *state;
+    become_planner(l, 2);
+    node(l, ME)->budget_bytes = node(l, ANN)->budget_bytes = 1 << 30;
+    node(l, ME)->stream_bytes_per_s = 20e9;
+    show(l);
+    know_model(l);
+    assert_int_equal(want(l, 0, 0), ERR_OK);
+    forget(l);
+    (void)feed(l, &(struct control_event){.kind = CONTROL_LEAVING});
+    assert_null(did(l, CONTROL_LEFT)); /* it could move to ann */
+    report(l, ANN, (struct report){.leaving = true});
+    assert_non_null(did(l, CONTROL_LEFT));
+}
+
+static void test_a_follower_does_not_wait_where_nobody_stays(void **state)
+{
+    struct lab *l = *state;
+    follow_ann(l);
+    struct plan p = plan_of(ANN, 4, 1, "\x01\x02");
+    prepare(l, ANN, 4, &p);
+    command(l, ANN, 4, COMMIT, &p);
+    tell_state(l, ANN, 4, &p);
+    (void)feed(l, &(struct control_event){.kind = CONTROL_LEAVING});
+    assert_null(did(l, CONTROL_LEFT));
+    for (uint8_t who = 1; who <= l->view.topology.n_nodes; who++)
+        node(l, who)->eligible = false; /* what gossip says of nodes that stop */
+    show(l);
+    assert_non_null(did(l, CONTROL_LEFT));
+}
+
 static void test_leaving_ends_after_ten_seconds(void **state)
 {
     struct lab *l = *state;
@@ -713,6 +745,8 @@ int main(void)
         CASE(test_a_model_without_description_waits),
         CASE(test_plans_move_before_a_node_leaves),
         CASE(test_leaving_does_not_wait_for_what_cannot_move),
+        CASE(test_leaving_does_not_wait_where_nobody_stays),
+        CASE(test_a_follower_does_not_wait_where_nobody_stays),
         CASE(test_leaving_ends_after_ten_seconds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
