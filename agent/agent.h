@@ -112,6 +112,8 @@ struct agent {
     struct http_server *http, *local_http;
 
     struct node_local local;
+    struct spare_pace spare;
+    uint64_t spare_due_us;
     struct agent_epoch epochs[AGENT_EPOCHS_MAX];
     struct agent_call calls[AGENT_CALLS_MAX];
     struct call *listeners[AGENT_CALLS_MAX]; /* of the event stream */
@@ -148,6 +150,22 @@ void agent_dial_data(struct agent *a, const struct node_id *peer, const struct a
                      uint8_t kind);
 void agent_on_data_connection(void *context, int fd, const struct hello_result *result);
 void agent_event_out(struct agent *a, const char *kind, const char *text);
+
+/* serve_spare.c */
+/* What agent/spare.h makes of the present view; free() it. */
+struct agent_spares {
+    struct spare_view view;
+    struct spare_share shares[SPARE_MODELS_MAX];
+    bool busy; /* this node */
+};
+struct agent_spares *agent_spares_new(struct agent *a);
+uint64_t agent_spare_room(const struct agent *a);
+void agent_spare_tick(struct agent *a, uint64_t now_us);
+void agent_spare_done(struct agent *a, const struct mail_spare *m);
+/* Ids of the nodes whose loss would take bytes of the model with it; how its second copy stands,
+ * null for a model that is not wanted. `s` may be NULL. */
+json_t *agent_spare_fatal(const struct agent_spares *s, const struct hash256 *model);
+json_t *agent_spare_json(const struct agent_spares *s, const struct hash256 *model);
 
 /* serve_mail.c */
 void agent_read_mail(struct agent *a);

@@ -102,6 +102,35 @@ static void show_stages(const json_t *stages, const char *indent)
     }
 }
 
+static void show_second_copy(const json_t *model)
+{
+    const json_t *copy = json_object_get(model, "second_copy"), *t;
+    const char *state = word(copy, "state");
+    const json_t *takers = json_object_get(copy, "takers");
+    size_t i;
+    if (strcmp(state, "complete") == 0)
+        (void)printf("           every byte is on two members or more\n");
+    else if (*state && strcmp(state, "no other member") != 0)
+        (void)printf("           second copy: %s, %.0f %%\n", state, number(copy, "percent"));
+    json_array_foreach(takers, i, t)
+    {
+        char size[32];
+        show_size(number(t, "bytes"), size);
+        (void)printf("           %s to %.10s\n", size, word(t, "node"));
+    }
+    if (number(copy, "no_room_bytes") > 0 && strcmp(state, "no other member") != 0) {
+        char size[32];
+        show_size(number(copy, "no_room_bytes"), size);
+        (void)printf("           for %s no other member has disk to spare\n", size);
+    }
+    json_array_foreach(json_object_get(model, "fatal_losses"), i, t)
+    {
+        (void)printf(
+            "           the loss of %.10s would end it: it alone holds some of the bytes\n",
+            json_string_value(t));
+    }
+}
+
 void show_status(const json_t *s)
 {
     const json_t *m;
@@ -119,11 +148,7 @@ void show_status(const json_t *s)
         (void)printf("model      %s: %s%s%s\n", word(m, "name"), word(m, "state"),
                      *word(m, "why") ? ": " : "", word(m, "why"));
         show_stages(json_object_get(m, "stages"), "           ");
-        size_t n_fatal = json_array_size(json_object_get(m, "fatal_losses"));
-        if (n_fatal)
-            (void)printf(
-                "           the loss of %.10s would end it: no other node holds all its bytes\n",
-                json_string_value(json_array_get(json_object_get(m, "fatal_losses"), 0)));
+        show_second_copy(m);
     }
 }
 
@@ -137,8 +162,13 @@ void show_models(const json_t *models)
         char size[32], here[32];
         show_size(number(m, "bytes"), size);
         show_size(number(m, "here_bytes"), here);
-        (void)printf("%-36.36s %-10.10s %10s %10s %s\n", word(m, "name"), word(m, "id"), size, here,
+        (void)printf("%-36.36s %-10.10s %10s %10s %s", word(m, "name"), word(m, "id"), size, here,
                      json_is_true(json_object_get(m, "running")) ? "running" : "");
+        const json_t *copy = json_object_get(m, "second_copy");
+        if (*word(copy, "state"))
+            (void)printf("  second copy: %s, %.0f %%", word(copy, "state"),
+                         number(copy, "percent"));
+        (void)printf("\n");
     }
 }
 

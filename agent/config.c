@@ -19,7 +19,9 @@ void config_init(struct config *c)
                          .data_port = DEFAULT_DATA_PORT,
                          .precision = PRECISION_FAST,
                          .log_level = LOG_INFO,
-                         .mdns = true};
+                         .mdns = true,
+                         .spare_copies = true,
+                         .spare_margin = UINT64_MAX};
     (void)snprintf(c->http_host, sizeof c->http_host, "127.0.0.1");
     const char *hub = getenv("COVEY_HUB");
     (void)snprintf(c->hub, sizeof c->hub, "%s", hub && *hub ? hub : "https://huggingface.co");
@@ -226,6 +228,10 @@ static enum err set_by_key(struct config *c, const char *key, const char *value)
         return set_name(c, value);
     if (strcmp(key, "mdns") == 0)
         return set_switch(&c->mdns, value);
+    if (strcmp(key, "spare-copies") == 0)
+        return set_switch(&c->spare_copies, value);
+    if (strcmp(key, "spare-margin") == 0)
+        return config_parse_size(value, &c->spare_margin);
     return ERR_NOT_FOUND;
 }
 

@@ -45,6 +45,9 @@ struct config {
     char hub[CONFIG_WORD_MAX];     /* base URL of the model hub */
     char name[64];                 /* what people call this node */
     bool mdns;                     /* announce and browse */
+    bool spare_copies;             /* hold second copies for others (agent/spare.h) */
+    uint64_t
+        spare_margin; /* disk that these leave free; UINT64_MAX: 10 GiB or a tenth, the larger */
 };
 
 /* Where this user's agent keeps things: COVEY_HOME, else the system's places. */

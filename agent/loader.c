@@ -21,7 +21,9 @@ enum {
     NEWS_EVERY_BLOCKS = 16,
 };
 
-enum loader_mail { MAIL_PREPARE = 1, MAIL_OPEN, MAIL_BULK, MAIL_STOP };
+enum loader_mail { MAIL_PREPARE = 1, MAIL_OPEN, MAIL_SPARE, MAIL_SPARE_STOP, MAIL_BULK, MAIL_STOP };
+
+enum { SPARE_NEWS_US = 1000 * 1000 };
 
 struct job {
     enum loader_mail kind;
@@ -30,6 +32,7 @@ struct job {
     struct hash256 model;
     struct node_id holders[LOADER_HOLDERS_MAX];
     uint32_t n_holders;
+    struct spare_order order; /* MAIL_SPARE; without runs: called off before it began */
 };
 
 struct bulk_mail {
@@ -49,6 +52,8 @@ struct loader {
     uint32_t n_jobs;
     bool has_bulk;
     struct bulk_mail bulk;
+    bool spare_stop;    /* the piece of a second copy that is under way must end */
+    uint64_t spare_got; /* its bytes */
 
     pthread_mutex_t progress_mutex;
     struct hash256 progress_model;
@@ -95,6 +100,18 @@ enum err loader_open(struct loader *l, const struct hash256 *model, const struct
 {
     struct job j = {.kind = MAIL_OPEN, .model = *model};
     return post_job(l, &j, holders, n_holders);
+}
+
+enum err loader_spare(struct loader *l, const struct spare_order *order,
+                      const struct node_id *holders, uint32_t n_holders)
+{
+    struct job j = {.kind = MAIL_SPARE, .model = order->model, .order = *order};
+    return post_job(l, &j, holders, n_holders);
+}
+
+void loader_spare_stop(struct loader *l)
+{
+    (void)mailbox_send(l->to_self, MAIL_SPARE_STOP, NULL, 0);
 }
 
 enum err loader_bulk(struct loader *l, const struct node_id *peer, int fd,
@@ -189,6 +206,22 @@ struct bulk_source loader_source(struct store *store)
 
 /* ---- fetching ---- */
 
+static void drop_bulk(struct loader *l)
+{
+    if (l->has_bulk && l->bulk.fd >= 0)
+        (void)close(l->bulk.fd);
+    l->has_bulk = false;
+}
+
+static void call_off_spares(struct loader *l)
+{
+    l->spare_stop = true;
+    for (uint32_t i = 0; i < l->n_jobs; i++) {
+        if (l->jobs[i]->kind == MAIL_SPARE)
+            l->jobs[i]->order.n_runs = 0;
+    }
+}
+
 static void take_mail(struct loader *l)
 {
     struct mail m;
@@ -196,10 +229,11 @@ static void take_mail(struct loader *l)
         if (m.type == MAIL_STOP) {
             l->stopping = true;
         } else if (m.type == MAIL_BULK) {
-            if (l->has_bulk && l->bulk.fd >= 0)
-                (void)close(l->bulk.fd);
+            drop_bulk(l);
             memcpy(&l->bulk, m.bytes, sizeof l->bulk);
             l->has_bulk = true;
+        } else if (m.type == MAIL_SPARE_STOP) {
+            call_off_spares(l);
         } else if (l->n_jobs < JOBS_MAX) {
             l->jobs[l->n_jobs++] = TAKE(m.owned);
         }
@@ -214,12 +248,19 @@ static void wait_for_mail(struct loader *l, int timeout_ms)
         take_mail(l);
 }
 
-static enum err connect_bulk(struct loader *l, const struct node_id *peer, struct link **ret)
+/* A second copy gives way to whatever else there is to do. */
+static bool must_end(const struct loader *l, const struct job *job)
 {
-    l->has_bulk = false;
+    return l->stopping || (job->kind == MAIL_SPARE && (l->n_jobs > 0 || l->spare_stop));
+}
+
+static enum err connect_bulk(struct loader *l, const struct job *job, const struct node_id *peer,
+                             struct link **ret)
+{
+    drop_bulk(l);
     TRY(mailbox_send(l->to_loop, LOOP_NEED_BULK, peer, sizeof *peer));
     uint64_t until_us = clock_monotonic_us() + (uint64_t)CONNECT_MS * 1000;
-    while (!l->stopping) {
+    while (!must_end(l, job)) {
         if (l->has_bulk && node_id_eq(&l->bulk.peer, peer))
             break;
         uint64_t now_us = clock_monotonic_us();
@@ -227,7 +268,7 @@ static enum err connect_bulk(struct loader *l, const struct node_id *peer, struc
             return ERR_TIMEOUT;
         wait_for_mail(l, (int)((until_us - now_us) / 1000) + 1);
     }
-    if (l->stopping)
+    if (must_end(l, job))
         return ERR_CANCELLED;
     l->has_bulk = false;
     if (l->bulk.fd < 0)
@@ -310,6 +351,8 @@ struct wanted {
     uint32_t n_blocks, at;
     uint64_t done_bytes, total_bytes;
     uint32_t since_sync;
+    bool spare;
+    uint64_t begun_us, news_us; /* of a second copy */
     struct err_text *text;
 };
 
@@ -328,6 +371,24 @@ static bool wanted_next(void *context, struct bulk_range *ret)
     return true;
 }
 
+/* Second copies are fetched no faster than LOADER_SPARE_BYTES_PER_S, and told of once a second. Any
+ * mail ends the wait, and with it the piece. */
+static enum err spare_pause(struct wanted *w, uint32_t n_bytes)
+{
+    struct loader *l = w->l;
+    uint64_t now_us = clock_monotonic_us();
+    l->spare_got += n_bytes;
+    if (now_us >= w->news_us + SPARE_NEWS_US) {
+        w->news_us = now_us;
+        (void)mailbox_send(l->to_loop, LOOP_MODEL_NEWS, &w->model, sizeof w->model);
+    }
+    uint64_t due_us = w->begun_us + w->done_bytes * 1000000 / LOADER_SPARE_BYTES_PER_S;
+    if (now_us >= due_us)
+        return ERR_OK;
+    struct pollfd p = {.fd = mailbox_fd(l->mailbox), .events = POLLIN};
+    return poll(&p, 1, (int)((due_us - now_us) / 1000)) > 0 ? ERR_CANCELLED : ERR_OK;
+}
+
 static enum err wanted_put(void *context, const struct bulk_range *range, const void *bytes,
                            const struct hash256 *hash)
 {
@@ -337,9 +398,12 @@ static enum err wanted_put(void *context, const struct bulk_range *range, const 
     TRY(store_write_block(w->l->options.store, &w->model, block, bytes, range->n_bytes, w->text));
     w->todo[block / 8] = (uint8_t)(w->todo[block / 8] & ~(1u << (block % 8)));
     w->done_bytes += range->n_bytes;
-    set_progress(w->l, &w->model, w->done_bytes, w->total_bytes);
+    if (!w->spare)
+        set_progress(w->l, &w->model, w->done_bytes, w->total_bytes);
     if (++w->since_sync % SYNC_EVERY_BLOCKS == 0)
         TRY(store_sync(w->l->options.store, &w->model, w->text));
+    if (w->spare)
+        return spare_pause(w, range->n_bytes);
     if (w->since_sync % NEWS_EVERY_BLOCKS == 0)
         (void)mailbox_send(w->l->to_loop, LOOP_MODEL_NEWS, &w->model, sizeof w->model);
     return ERR_OK;
@@ -386,16 +450,19 @@ static uint32_t n_marked(const struct wanted *w)
 static enum err fetch_from_holders(struct loader *l, const struct job *job, struct wanted *w)
 {
     enum err last = ERR_NOT_FOUND;
-    for (uint32_t i = 0; i < job->n_holders && n_marked(w) > 0 && !l->stopping; i++) {
+    int stop_fd = w->spare ? mailbox_fd(l->mailbox) : -1;
+    for (uint32_t i = 0; i < job->n_holders && n_marked(w) > 0 && last != ERR_CANCELLED; i++) {
         struct link *link = NULL;
-        enum err e = connect_bulk(l, &job->holders[i], &link);
+        enum err e = connect_bulk(l, job, &job->holders[i], &link);
         if (e == ERR_OK) {
             struct bulk_sink sink = {w, w->model, wanted_next, wanted_put, wanted_missing};
             w->at = 0;
-            e = bulk_fetch(link, &sink, FETCH_IDLE_MS, -1);
+            e = bulk_fetch(link, &sink, FETCH_IDLE_MS, stop_fd);
             link_free(link);
         }
-        if (e != ERR_OK) {
+        if (e == ERR_CANCELLED) {
+            last = e;
+        } else if (e != ERR_OK) {
             char peer[SHORT_ID_MAX];
             short_of_32(job->holders[i].bytes, peer);
             log_warning(&l->log, "fetching model bytes from %s stopped (%s)", peer, err_name(e));
@@ -406,6 +473,8 @@ static enum err fetch_from_holders(struct loader *l, const struct job *job, stru
     (void)mailbox_send(l->to_loop, LOOP_MODEL_NEWS, &w->model, sizeof w->model);
     if (n_marked(w) == 0)
         return ERR_OK;
+    if (last == ERR_CANCELLED)
+        return last;
     return err_set(w->text, last == ERR_OK ? ERR_NOT_FOUND : last,
                    "%u MiB of the model are on no member that can be reached just now",
                    n_marked(w));
@@ -420,13 +489,17 @@ static enum err fetch_ranges(struct loader *l, const struct job *job,
                        .file_bytes = entry->n_bytes,
                        .n_blocks =
                            (uint32_t)((entry->n_bytes + BULK_BLOCK_BYTES - 1) / BULK_BLOCK_BYTES),
+                       .spare = job->kind == MAIL_SPARE,
+                       .begun_us = clock_monotonic_us(),
                        .text = text};
+    w.news_us = w.begun_us;
     w.todo = calloc(1, w.n_blocks / 8 + 1);
     if (!w.todo)
         return ERR_NO_MEMORY;
     enum err e = ERR_OK;
     if (mark_missing(&w, ranges, n_ranges) > 0) {
-        set_progress(l, &w.model, 0, w.total_bytes);
+        if (!w.spare)
+            set_progress(l, &w.model, 0, w.total_bytes);
         e = fetch_from_holders(l, job, &w);
     }
     free(w.todo);
@@ -437,9 +510,9 @@ static enum err ensure_manifest(struct loader *l, const struct job *job, struct 
                                 struct err_text *text)
 {
     enum err e = store_get(l->options.store, &job->model, entry);
-    for (uint32_t i = 0; e != ERR_OK && i < job->n_holders && !l->stopping; i++) {
+    for (uint32_t i = 0; e != ERR_OK && i < job->n_holders && !must_end(l, job); i++) {
         struct link *link = NULL;
-        e = connect_bulk(l, &job->holders[i], &link);
+        e = connect_bulk(l, job, &job->holders[i], &link);
         if (e == ERR_OK)
             e = fetch_manifest(l, link, &job->model, text);
         link_free(link);
@@ -522,6 +595,46 @@ static void do_open(struct loader *l, const struct job *job)
     models_put(served);
 }
 
+static enum err fetch_spare(struct loader *l, const struct job *job, struct err_text *text)
+{
+    struct store_entry entry;
+    struct served_model *served = NULL;
+    struct byte_range ranges[SPARE_ORDER_RUNS_MAX];
+    if (job->order.n_runs == 0)
+        return ERR_CANCELLED;
+    TRY(open_model(l, job, &entry, &served, text));
+    models_put(served);
+    for (uint32_t i = 0; i < job->order.n_runs; i++)
+        ranges[i] = (struct byte_range){(uint64_t)job->order.runs[i].first * BULK_BLOCK_BYTES,
+                                        (uint64_t)job->order.runs[i].n * BULK_BLOCK_BYTES};
+    return fetch_ranges(l, job, &entry, ranges, job->order.n_runs, text);
+}
+
+static void do_spare(struct loader *l, const struct job *job)
+{
+    struct err_text text = {""};
+    struct mail_spare m = {.model = job->model};
+    l->spare_stop = false;
+    l->spare_got = 0;
+    m.error = fetch_spare(l, job, &text);
+    m.got_bytes = l->spare_got;
+    if (m.error != ERR_OK && m.error != ERR_CANCELLED)
+        log_warning(&l->log, "a second copy stopped: %s",
+                    text.text[0] ? text.text : err_name(m.error));
+    (void)mailbox_send(l->to_loop, LOOP_SPARE_DONE, &m, sizeof m);
+}
+
+/* Second copies last. */
+static struct job *next_job(struct loader *l)
+{
+    uint32_t at = 0;
+    while (at + 1 < l->n_jobs && l->jobs[at]->kind == MAIL_SPARE)
+        at++;
+    struct job *job = l->jobs[at];
+    memmove(l->jobs + at, l->jobs + at + 1, (--l->n_jobs - at) * sizeof(struct job *));
+    return job;
+}
+
 static void *run(void *context)
 {
     struct loader *l = context;
@@ -530,10 +643,11 @@ static void *run(void *context)
             wait_for_mail(l, -1);
             continue;
         }
-        struct job *job = l->jobs[0];
-        memmove(l->jobs, l->jobs + 1, --l->n_jobs * sizeof(struct job *));
+        struct job *job = next_job(l);
         if (job->kind == MAIL_PREPARE)
             do_prepare(l, job);
+        else if (job->kind == MAIL_SPARE)
+            do_spare(l, job);
         else
             do_open(l, job);
         free(job);
@@ -590,8 +704,7 @@ void loader_free(struct loader *l)
         return;
     for (uint32_t i = 0; i < l->n_jobs; i++)
         free(l->jobs[i]);
-    if (l->has_bulk && l->bulk.fd >= 0)
-        (void)close(l->bulk.fd);
+    drop_bulk(l);
     mailbox_sender_free(l->to_self);
     mailbox_sender_free(l->to_loop);
     mailbox_free(l->mailbox);

@@ -4,12 +4,14 @@
  *
  * Functions are called from the loop thread and post mail; answers are mail to the loop:
  * LOOP_PREPARED with an owned struct loaded, LOOP_MODEL_NEWS when the store holds more than before,
- * LOOP_NEED_BULK when it wants a connection. */
+ * LOOP_NEED_BULK when it wants a connection, LOOP_SPARE_DONE when a piece of a second copy is
+ * fetched. Second copies give way: any mail ends the piece that is under way. */
 #ifndef COVEY_AGENT_LOADER_H
 #define COVEY_AGENT_LOADER_H
 
 #include "agent/mail.h"
 #include "agent/models.h"
+#include "agent/spare.h"
 #include "agent/store.h"
 #include "base/log.h"
 #include "planner/plan.h"
@@ -21,7 +23,10 @@
 struct loader;
 struct pool;
 
-enum { LOADER_HOLDERS_MAX = 16 };
+enum {
+    LOADER_HOLDERS_MAX = 16,
+    LOADER_SPARE_BYTES_PER_S = 32 << 20, /* of second copies: a third of a gigabit network */
+};
 
 struct loader_options {
     struct store *store;
@@ -50,6 +55,11 @@ enum err loader_prepare(struct loader *l, const struct plan *plan, uint32_t stag
 /* Opens the model for tokenising here, fetching manifest and header when needed. */
 enum err loader_open(struct loader *l, const struct hash256 *model, const struct node_id *holders,
                      uint32_t n_holders);
+/* Fetches blocks for a second copy, slowly and after everything else. LOOP_SPARE_DONE follows. */
+enum err loader_spare(struct loader *l, const struct spare_order *order,
+                      const struct node_id *holders, uint32_t n_holders);
+/* Ends it early. */
+void loader_spare_stop(struct loader *l);
 /* The answer to LOOP_NEED_BULK; `fd` is taken (-1: it could not be had). */
 enum err loader_bulk(struct loader *l, const struct node_id *peer, int fd,
                      const struct hello_result *result);

@@ -30,6 +30,7 @@ enum loop_mail {
     LOOP_NEED_BULK,  /* struct node_id: the loader wants a bulk connection to it */
     LOOP_BANDWIDTH,  /* struct mail_bandwidth */
     LOOP_CALIBRATED, /* struct mail_calibrated */
+    LOOP_SPARE_DONE, /* struct mail_spare */
     LOOP_SIGNAL,     /* body: int */
 };
 
@@ -78,6 +79,13 @@ struct mail_bandwidth {
     struct node_id peer;
     struct address address;
     double bytes_per_s;
+};
+
+/* An order of loader_spare ended. */
+struct mail_spare {
+    struct hash256 model;
+    enum err error; /* ERR_CANCELLED: something else came first */
+    uint64_t got_bytes;
 };
 
 struct mail_calibrated {

@@ -14,6 +14,7 @@
 #ifndef COVEY_AGENT_NODE_H
 #define COVEY_AGENT_NODE_H
 
+#include "agent/spare.h"
 #include "base/address.h"
 #include "base/err.h"
 #include "base/id.h"
@@ -69,12 +70,15 @@ struct node_local {
     uint32_t arithmetic_version;
     uint8_t backend;
     uint64_t kernel_digest;
+    uint64_t room_bytes; /* disk that it gives to second copies */
 };
 
 /* A model that this node holds bytes of. */
 struct node_model {
     struct model_shape shape;
     uint64_t n_bytes, present_bytes;
+    uint32_t n_runs; /* which blocks, where not all are here; as many as fit */
+    struct spare_run runs[SPARE_RUNS_MAX];
 };
 
 /* What discovery says, or an address that a person gave (then instance is "peer:HOST:PORT"). */
@@ -266,6 +270,8 @@ uint32_t node_held(const struct node *n, struct node_held *ret, uint32_t max);
 /* Members that hold bytes of the model, the fullest first. */
 uint32_t node_holders(const struct node *n, const struct hash256 *model, struct node_id *ret,
                       uint32_t max);
+/* Who holds what of the wanted models, for spare_divide. About 280 KB. */
+void node_spare_view(const struct node *n, struct spare_view *ret);
 /* The best address of a peer for its data port. */
 bool node_data_address(const struct node *n, const struct node_id *peer, struct address *ret);
 /* The authenticated session of a peer, 0 when none. */

@@ -2,7 +2,8 @@
  *   node.c           life, events, the cores and what their effects mean
  *   node_addresses.c the addresses of a peer, and which are proved
  *   node_sessions.c  dialling, joining, which session of a pair is kept, what discovery says
- *   node_records.c   what gossip carries: facts, links, models; shapes on the node channel
+ *   node_records.c   what gossip carries: facts and links; shapes on the node channel
+ *   node_holdings.c  who holds which bytes of which model
  *   node_plan.c      the snapshot for the planner, and what control wants done
  *   node_view.c      queries */
 #ifndef COVEY_AGENT_NODE_INTERNAL_H
@@ -12,6 +13,8 @@
 
 #include "base/rng.h"
 #include "base/util.h"
+
+#include <protobuf-c/protobuf-c.h>
 
 enum {
     PEERS_MAX = SWIM_MEMBERS_MAX,
@@ -199,9 +202,12 @@ const struct address *peer_dial_address(struct node *n, struct peer *p);
 void addresses_tick(struct node *n);
 bool address_is_of_member(const struct node *n, const struct address *a); /* and leads to it now */
 
-/* node_records.c */
-void records_publish_facts(struct node *n);
+/* node_holdings.c */
 void records_publish_models(struct node *n);
+
+/* node_records.c */
+void records_set(struct node *n, uint8_t kind, const ProtobufCMessage *m);
+void records_publish_facts(struct node *n);
 void records_publish_links(struct node *n);
 /* Takes what others call `about` by (LINKS records) as addresses to dial it at. */
 void records_hear_addresses(struct node *n, const struct peer *about);

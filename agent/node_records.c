@@ -1,4 +1,4 @@
-/* What gossip carries for the node: its facts, its links and the models that it holds; and the
+/* What gossip carries for the node: its facts and its links (models: node_holdings.c); and the
  * shapes of models, which a planner asks for on the node channel. */
 #include "agent/node_internal.h"
 
@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static void set_record(struct node *n, uint8_t kind, const ProtobufCMessage *m)
+void records_set(struct node *n, uint8_t kind, const ProtobufCMessage *m)
 {
     uint8_t bytes[SWIM_RECORD_BYTES_MAX];
     if (protobuf_c_message_get_packed_size(m) > sizeof bytes)
@@ -52,26 +52,9 @@ void records_publish_facts(struct node *n)
     f.draining = n->stopping;
     f.awake = is_awake(n);
     f.data_port = n->options.data_port;
-    set_record(n, RECORD_FACTS, &f.base);
+    f.room_bytes = l->room_bytes;
+    records_set(n, RECORD_FACTS, &f.base);
     plan_view_changed(n);
-}
-
-void records_publish_models(struct node *n)
-{
-    Covey__Node__HeldModel held[NODE_MODELS_MAX], *pointers[NODE_MODELS_MAX];
-    Covey__Node__Models m = COVEY__NODE__MODELS__INIT;
-    for (uint32_t i = 0; i < n->n_models; i++) {
-        held[i] = (Covey__Node__HeldModel)COVEY__NODE__HELD_MODEL__INIT;
-        held[i].model.data = n->models[i].shape.model.bytes;
-        held[i].model.len = sizeof n->models[i].shape.model.bytes;
-        held[i].name = n->models[i].shape.name;
-        held[i].bytes = n->models[i].n_bytes;
-        held[i].present_bytes = n->models[i].present_bytes;
-        pointers[i] = &held[i];
-    }
-    m.n_models = n->n_models;
-    m.models = pointers;
-    set_record(n, RECORD_MODELS, &m.base);
 }
 
 /* The best path of a peer: up and quickest. */
@@ -199,7 +182,7 @@ void records_publish_links(struct node *n)
         pointers[m.n_links++] = l;
     }
     m.links = pointers;
-    set_record(n, RECORD_LINKS, &m.base);
+    records_set(n, RECORD_LINKS, &m.base);
     n->links_due_us = UINT64_MAX;
     plan_view_changed(n);
 }
@@ -224,7 +207,8 @@ static void take_facts(struct peer *p, const uint8_t *bytes, uint32_t len)
                                    .wired = f->wired,
                                    .arithmetic_version = f->arithmetic_version,
                                    .backend = (uint8_t)f->backend,
-                                   .kernel_digest = f->kernel_digest};
+                                   .kernel_digest = f->kernel_digest,
+                                   .room_bytes = f->room_bytes};
     p->draining = f->draining;
     p->awake = f->awake;
     p->up_since_ms = f->up_since_ms;
@@ -471,105 +455,4 @@ uint64_t records_next_due(const struct node *n)
     if (n->asleep_until_us)
         due = MIN_OF(due, n->asleep_until_us);
     return due;
-}
-
-/* ---- who holds what ---- */
-
-static Covey__Node__Models *models_of(const struct node *n, const struct node_id *id)
-{
-    struct swim_record_view r;
-    if (!swim_record(n->swim, id, RECORD_MODELS, &r))
-        return NULL;
-    return covey__node__models__unpack(NULL, r.len, r.bytes);
-}
-
-static void add_held(struct node_held *ret, uint32_t max, uint32_t *n_ret, const struct hash256 *id,
-                     const char *name, uint64_t bytes, uint64_t present,
-                     const struct node_id *holder)
-{
-    for (uint32_t i = 0; i < *n_ret; i++) {
-        if (!hash256_eq(&ret[i].model, id))
-            continue;
-        if (present > ret[i].present_bytes) {
-            ret[i].present_bytes = present;
-            ret[i].holder = *holder;
-        }
-        return;
-    }
-    if (*n_ret == max)
-        return;
-    struct node_held *h = &ret[(*n_ret)++];
-    *h = (struct node_held){
-        .model = *id, .n_bytes = bytes, .present_bytes = present, .holder = *holder};
-    (void)snprintf(h->name, sizeof h->name, "%.95s", name);
-}
-
-static bool is_live(const struct node *n, const struct peer *p)
-{
-    struct swim_member_view v;
-    return p->session != 0 && swim_member(n->swim, &p->id, &v) && v.state == SWIM_ALIVE;
-}
-
-uint32_t node_held(const struct node *n, struct node_held *ret, uint32_t max)
-{
-    uint32_t n_ret = 0;
-    for (uint32_t i = 0; i < n->n_models; i++)
-        add_held(ret, max, &n_ret, &n->models[i].shape.model, n->models[i].shape.name,
-                 n->models[i].n_bytes, n->models[i].present_bytes, &n->identity.id);
-    for (uint32_t i = 0; i < n->n_peers; i++) {
-        if (!is_live(n, &n->peers[i]))
-            continue;
-        Covey__Node__Models *m = models_of(n, &n->peers[i].id);
-        for (size_t k = 0; m && k < m->n_models; k++) {
-            struct hash256 id;
-            if (m->models[k]->model.len != sizeof id.bytes)
-                continue;
-            memcpy(id.bytes, m->models[k]->model.data, sizeof id.bytes);
-            add_held(ret, max, &n_ret, &id, m->models[k]->name, m->models[k]->bytes,
-                     m->models[k]->present_bytes, &n->peers[i].id);
-        }
-        if (m)
-            covey__node__models__free_unpacked(m, NULL);
-    }
-    return n_ret;
-}
-
-static uint64_t present_at(const struct node *n, const struct peer *p, const struct hash256 *model)
-{
-    Covey__Node__Models *m = models_of(n, &p->id);
-    uint64_t present = 0;
-    for (size_t k = 0; m && k < m->n_models; k++) {
-        if (m->models[k]->model.len == sizeof model->bytes &&
-            memcmp(m->models[k]->model.data, model->bytes, sizeof model->bytes) == 0)
-            present = m->models[k]->present_bytes;
-    }
-    if (m)
-        covey__node__models__free_unpacked(m, NULL);
-    return present;
-}
-
-uint32_t node_holders(const struct node *n, const struct hash256 *model, struct node_id *ret,
-                      uint32_t max)
-{
-    uint64_t amounts[PEERS_MAX];
-    uint32_t n_ret = 0;
-    for (uint32_t i = 0; i < n->n_peers; i++) {
-        const struct peer *p = &n->peers[i];
-        uint64_t amount = is_live(n, p) ? present_at(n, p, model) : 0;
-        if (amount == 0)
-            continue;
-        uint32_t at = n_ret;
-        while (at > 0 && amounts[at - 1] < amount)
-            at--;
-        if (at >= max)
-            continue;
-        uint32_t last = n_ret < max ? n_ret++ : max - 1;
-        for (uint32_t k = last; k > at; k--) {
-            ret[k] = ret[k - 1];
-            amounts[k] = amounts[k - 1];
-        }
-        ret[at] = p->id;
-        amounts[at] = amount;
-    }
-    return n_ret;
 }

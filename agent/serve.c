@@ -71,6 +71,7 @@ void agent_refresh_local(struct agent *a)
     a->local.memory_limit_bytes = a->config.memory_limit;
     a->local.budget_bytes = budget(a, &m);
     a->local.on_mains = sysinfo_on_mains();
+    a->local.room_bytes = agent_spare_room(a);
     a->local_due_us = clock_monotonic_us() + AGENT_LOCAL_US;
     if (a->node)
         (void)agent_step(a, &(struct node_event){.type = NODE_EVENT_LOCAL, .local = &a->local});
@@ -104,6 +105,7 @@ static void tell_model(struct agent *a, const struct store_entry *e)
     struct err_text text = {""};
     char path[STORE_PATH_MAX];
     struct node_model m = {.n_bytes = e->n_bytes, .present_bytes = e->present_bytes};
+    m.n_runs = store_runs(a->store, &e->id, m.runs, SPARE_RUNS_MAX);
     if (!e->header_present || store_path(a->store, &e->id, path) != ERR_OK)
         return;
     enum err r = models_open(a->models, &e->id, e->name, path, &s, &text);
@@ -257,6 +259,8 @@ static void on_timer(uv_timer_t *timer)
     if (a->remember_due_us && now_us >= a->remember_due_us)
         save_remembered(a);
     agent_calls_tick(a, now_us);
+    if (now_us >= a->spare_due_us)
+        agent_spare_tick(a, now_us);
     if (node_next_due(a->node) <= now_us)
         (void)agent_step(a, &(struct node_event){.type = NODE_EVENT_TICK});
     if (a->stopping && ((a->stopped && !has_requests(a)) || now_us >= a->stop_until_us)) {

@@ -262,6 +262,9 @@ static void on_remove(struct agent *a, struct call *c)
     enum err e = word ? store_find(a->store, word, &entry) : ERR_INVALID;
     if (e == ERR_OK && control_active(node_control(a->node), &entry.id))
         e = err_set(&text, ERR_BUSY, "%s is running: stop it first", entry.name);
+    struct control_model m;
+    if (e == ERR_OK && wanted(a, &entry.id, &m)) /* a second copy would come back by itself */
+        e = err_set(&text, ERR_BUSY, "%s is wanted: stop it first", entry.name);
     if (e == ERR_OK)
         e = store_remove(a->store, &entry.id, &text);
     if (e != ERR_OK) {

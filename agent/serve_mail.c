@@ -141,6 +141,8 @@ static void on_mail(struct agent *a, struct mail *m)
         e.step = p->steps_done;
         e.layers_done = p->layers_done;
         (void)agent_step(a, &e);
+        if (a->spare.running) /* a second copy gives way at once */
+            agent_spare_tick(a, clock_monotonic_us());
         break;
     }
     case LOOP_PREPARED:
@@ -162,6 +164,9 @@ static void on_mail(struct agent *a, struct mail *m)
         (void)agent_step(a, &e);
         break;
     }
+    case LOOP_SPARE_DONE:
+        agent_spare_done(a, m->bytes);
+        break;
     case LOOP_CALIBRATED:
         on_calibrated(a, m->bytes);
         break;

@@ -108,34 +108,14 @@ json_t *status_plan_object(struct agent *a, const struct plan *p)
                      p->predicted_prefill_us / 1e3, "stages", stages_json(a, p));
 }
 
-/* Losing which node would end the model: the only one that holds some of the bytes that run. */
-static json_t *fatal_losses(struct agent *a, const struct plan *p)
-{
-    json_t *fatal = json_array();
-    struct node_held *held = calloc(HELD_MAX, sizeof *held);
-    uint32_t n = held ? node_held(a->node, held, HELD_MAX) : 0;
-    struct node_id holders[2];
-    uint32_t n_others = node_holders(a->node, &p->model, holders, 2);
-    struct store_entry own;
-    bool whole_here = store_get(a->store, &p->model, &own) == ERR_OK && own.complete;
-    for (uint32_t i = 0; i < n; i++) {
-        if (!hash256_eq(&held[i].model, &p->model))
-            continue;
-        bool others_whole = n_others > 0 && !whole_here ? n_others > 1 : n_others > 0;
-        if (!others_whole)
-            (void)json_array_append_new(fatal, hex_json(held[i].holder.bytes));
-    }
-    free(held);
-    return fatal;
-}
-
-static json_t *model_json(struct agent *a, const struct control_model *m)
+static json_t *model_json(struct agent *a, const struct agent_spares *spares,
+                          const struct control_model *m)
 {
     const struct plan *p = m->active;
     char alias[20] = "";
     if (p)
         (void)snprintf(alias, sizeof alias, "%016llx", (unsigned long long)epoch_alias(&p->epoch));
-    return json_pack("{s:o, s:o, s:s, s:s, s:s, s:i, s:i, s:f, s:o, s:o}", "name",
+    return json_pack("{s:o, s:o, s:s, s:s, s:s, s:i, s:i, s:f, s:o, s:o, s:o}", "name",
                      text_json(m->name), "id", hex_json(m->model.bytes), "epoch", alias, "state",
                      p              ? "active"
                      : m->no_fit[0] ? "does not fit"
@@ -144,7 +124,8 @@ static json_t *model_json(struct agent *a, const struct control_model *m)
                      "kv_positions", (int)(p ? p->kv_positions : 0), "predicted_token_ms",
                      p ? p->predicted_token_us / 1e3 : 0.0, "stages",
                      p ? stages_json(a, p) : json_array(), "fatal_losses",
-                     p ? fatal_losses(a, p) : json_array());
+                     agent_spare_fatal(spares, &m->model), "second_copy",
+                     agent_spare_json(spares, &m->model));
 }
 
 static json_t *requests_json(struct agent *a)
@@ -190,12 +171,14 @@ json_t *status_json(struct agent *a)
     uint64_t term = 0;
     bool has_planner = node_planner(a->node, &planner, &term);
     json_t *models = json_array();
+    struct agent_spares *spares = agent_spares_new(a);
     uint32_t n = control_n_models(node_control(a->node));
     for (uint32_t i = 0; i < n; i++) {
         struct control_model m;
         control_model_at(node_control(a->node), i, &m);
-        (void)json_array_append_new(models, model_json(a, &m));
+        (void)json_array_append_new(models, model_json(a, spares, &m));
     }
+    free(spares);
     struct node_id self = node_self(a->node);
     struct hash256 fetching;
     uint64_t got = 0, total = 0;
@@ -218,6 +201,7 @@ json_t *status_models_json(struct agent *a)
     if (!held)
         return NULL;
     uint32_t n = node_held(a->node, held, HELD_MAX);
+    struct agent_spares *spares = agent_spares_new(a);
     json_t *models = json_array();
     for (uint32_t i = 0; i < n; i++) {
         const struct plan *p = control_active(node_control(a->node), &held[i].model);
@@ -225,12 +209,14 @@ json_t *status_models_json(struct agent *a)
         bool here = store_get(a->store, &held[i].model, &own) == ERR_OK;
         (void)json_array_append_new(
             models,
-            json_pack("{s:o, s:o, s:I, s:I, s:I, s:o, s:b}", "name", text_json(held[i].name), "id",
-                      hex_json(held[i].model.bytes), "bytes", (json_int_t)held[i].n_bytes,
+            json_pack("{s:o, s:o, s:I, s:I, s:I, s:o, s:b, s:o}", "name", text_json(held[i].name),
+                      "id", hex_json(held[i].model.bytes), "bytes", (json_int_t)held[i].n_bytes,
                       "present_bytes", (json_int_t)held[i].present_bytes, "here_bytes",
                       (json_int_t)(here ? own.present_bytes : 0), "holder",
-                      hex_json(held[i].holder.bytes), "running", p != NULL));
+                      hex_json(held[i].holder.bytes), "running", p != NULL, "second_copy",
+                      agent_spare_json(spares, &held[i].model)));
     }
+    free(spares);
     free(held);
     return json_pack("{s:o}", "models", models);
 }

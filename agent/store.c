@@ -16,6 +16,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 struct entry {
@@ -510,6 +511,35 @@ enum err store_map(struct store *s, const struct hash256 *id, uint8_t *ret, size
     }
     (void)pthread_mutex_unlock(&s->mutex);
     return r;
+}
+
+uint32_t store_runs(struct store *s, const struct hash256 *id, struct spare_run *ret, uint32_t max)
+{
+    uint32_t n = 0;
+    (void)pthread_mutex_lock(&s->mutex);
+    const struct entry *e = find(s, id);
+    for (uint32_t i = 0; e && i < e->manifest->files[0].n_leaves; i++) {
+        if (!block_present(e, i))
+            continue;
+        if (n > 0 && ret[n - 1].first + ret[n - 1].n == i)
+            ret[n - 1].n++;
+        else if (n < max)
+            ret[n++] = (struct spare_run){i, 1};
+        else
+            break;
+    }
+    (void)pthread_mutex_unlock(&s->mutex);
+    return n;
+}
+
+uint64_t store_free_bytes(const struct store *s, uint64_t *ret_total)
+{
+    struct statvfs v;
+    *ret_total = 0;
+    if (statvfs(s->folder, &v) != 0)
+        return 0;
+    *ret_total = (uint64_t)v.f_blocks * v.f_frsize;
+    return (uint64_t)v.f_bavail * v.f_frsize;
 }
 
 enum err store_read(struct store *s, const struct hash256 *id, uint64_t offset, void *to, size_t n)

@@ -13,6 +13,7 @@
 #define COVEY_AGENT_STORE_H
 
 #include "agent/manifest.h"
+#include "agent/spare.h"
 
 #include <stdbool.h>
 
@@ -66,6 +67,10 @@ bool store_has(struct store *s, const struct hash256 *id, uint64_t offset, uint6
 /* One bit per block, ret_n bytes. ERR_LIMIT over max. */
 enum err store_map(struct store *s, const struct hash256 *id, uint8_t *ret, size_t max,
                    size_t *ret_n);
+/* Runs of blocks that are here, ascending, at most max; 0 when the model is not known. */
+uint32_t store_runs(struct store *s, const struct hash256 *id, struct spare_run *ret, uint32_t max);
+/* Disk that is free where the store is; 0 when that cannot be told. */
+uint64_t store_free_bytes(const struct store *s, uint64_t *ret_total);
 /* Reads present bytes (for a peer). ERR_NOT_FOUND when a block is absent, ERR_INVALID outside the
  * file. */
 enum err store_read(struct store *s, const struct hash256 *id, uint64_t offset, void *to, size_t n);

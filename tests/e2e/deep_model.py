@@ -39,7 +39,13 @@ def align(n, to=32):
     return (n + to - 1) // to * to
 
 
-def write(source, target, times):
+def layer_of(entry):
+    part = entry[0].split(b".")
+    return int(part[1]) if part[0] == b"blk" else -1
+
+
+def write(source, target, times, in_order=False):
+    """in_order: the layers one after another, as in real files, so that halves lie in different bytes."""
     with open(source, "rb") as f:
         data = bytearray(f.read())
     r = Reader(data)
@@ -70,6 +76,8 @@ def write(source, target, times):
         for k in range(times if part[0] == "blk" else 1):
             new = ".".join(["blk", str(int(part[1]) + k * layers), *part[2:]]) if part[0] == "blk" else name
             out.append((new.encode(), n_dims, dims, kind, content))
+    if in_order:
+        out.sort(key=layer_of)
     infos, offset = b"", 0
     for name, n_dims, dims, kind, content in out:
         infos += struct.pack("<Q", len(name)) + name + struct.pack("<I", n_dims) + dims + struct.pack("<IQ", kind, offset)
