@@ -50,6 +50,8 @@ static const char usage[] =
     "--context N\n"
     "         --name NAME  --api-key KEY  --hub URL  --mdns yes|no  --log-level "
     "error|warning|info|debug\n"
+    "         --spare-copies on|off (second copies of models)  --spare-margin SIZE (disk they "
+    "leave free)\n"
     "         ports given as 0 mean any free one; they are printed at the start\n"
     " run:    --temperature T  --top-p P  --max-tokens N  --seed N  --raw (no chat template)  "
     "--ignore-eos\n"

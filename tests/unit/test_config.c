@@ -22,6 +22,13 @@ static void test_config_sizes(void **state)
     config_init(&c);
     assert_int_equal(config_set(&c, "memory-limit", "110", NULL), ERR_OK);
     assert_int_equal(c.memory_limit, UINT64_C(110) << 20); /* a plain number is MiB */
+    assert_true(c.spare_copies);
+    assert_true(c.spare_margin == UINT64_MAX); /* 10 GiB or a tenth */
+    assert_int_equal(config_set(&c, "spare-copies", "off", NULL), ERR_OK);
+    assert_int_equal(config_set(&c, "spare-margin", "20G", NULL), ERR_OK);
+    assert_false(c.spare_copies);
+    assert_int_equal(c.spare_margin, UINT64_C(20) << 30);
+    assert_int_equal(config_set(&c, "spare-copies", "many", NULL), ERR_INVALID);
     assert_int_equal(config_set(&c, "memory-limit", "2G", NULL), ERR_OK);
     assert_int_equal(c.memory_limit, UINT64_C(2) << 30);
 }

@@ -111,6 +111,11 @@ static void test_store_takes_blocks_that_fit_the_manifest(void **state)
     assert_int_equal(store_write_block(to, &id, 99, block, n, &text), ERR_INVALID);
     assert_int_equal(store_write_block(to, &id, 0, block, n, &text), ERR_OK);
     assert_true(store_has(to, &id, 0, n));
+    struct spare_run runs[2];
+    assert_int_equal(store_runs(to, &id, runs, 2), 1);
+    assert_int_equal(runs[0].first, 0);
+    assert_int_equal(runs[0].n, 1);
+    assert_int_equal(store_runs(to, &wrong, runs, 2), 0);
     assert_int_equal(store_sync(to, &id, &text), ERR_OK);
     store_close(to);
     to = open_store(f->other);
