@@ -115,17 +115,16 @@ static json_t *model_json(struct agent *a, const struct agent_spares *spares,
     char alias[20] = "";
     if (p)
         (void)snprintf(alias, sizeof alias, "%016llx", (unsigned long long)epoch_alias(&p->epoch));
-    return json_pack("{s:o, s:o, s:s, s:s, s:s, s:i, s:i, s:f, s:o, s:o, s:o}", "name",
-                     text_json(m->name), "id", hex_json(m->model.bytes), "epoch", alias, "state",
-                     p              ? "active"
-                     : m->no_fit[0] ? "does not fit"
-                                    : "starting",
-                     "why", m->no_fit, "context", (int)(p ? p->context : m->context),
-                     "kv_positions", (int)(p ? p->kv_positions : 0), "predicted_token_ms",
-                     p ? p->predicted_token_us / 1e3 : 0.0, "stages",
-                     p ? stages_json(a, p) : json_array(), "fatal_losses",
-                     agent_spare_fatal(spares, &m->model), "second_copy",
-                     agent_spare_json(spares, &m->model));
+    return json_pack(
+        "{s:o, s:o, s:s, s:s, s:s, s:i, s:i, s:f, s:o, s:o, s:o}", "name", text_json(m->name), "id",
+        hex_json(m->model.bytes), "epoch", alias, "state",
+        p              ? "active"
+        : m->no_fit[0] ? "does not fit"
+                       : "starting",
+        "why", m->no_fit, "context", (int)(p ? p->context : m->context), "kv_positions",
+        (int)(p ? p->kv_positions : 0), "predicted_token_ms", p ? p->predicted_token_us / 1e3 : 0.0,
+        "stages", p ? stages_json(a, p) : json_array(), "fatal_losses",
+        agent_spare_fatal(spares, &m->model), "second_copy", agent_spare_json(spares, &m->model));
 }
 
 static json_t *requests_json(struct agent *a)
