@@ -9,67 +9,9 @@
 #include "discovery/mdns_child.h"
 
 #include <curl/curl.h>
-#include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static const char usage[] =
-    "covey: the machines in a room as one machine for language models\n"
-    "\n"
-    "usage: covey VERB [ARGUMENTS] [OPTIONS]\n"
-    "\n"
-    "  serve                 run this machine's agent (ends with Ctrl-C)\n"
-    "  status                what this node does now\n"
-    "  nodes                 who is here: members and other nodes that were found\n"
-    "  invite                print a token that lets one other machine join\n"
-    "  join TOKEN            join the cluster that printed the token\n"
-    "  pull MODEL|FILE       get a model by name (smollm2), or use a GGUF file where it lies\n"
-    "  ls                    models that any member holds\n"
-    "  plan MODEL            who would run what, and what is predicted (--explain: and why)\n"
-    "  run MODEL \"PROMPT\"    ask and print the answer as it comes\n"
-    "  load MODEL            have a model run\n"
-    "  stop MODEL            have it run no longer\n"
-    "  rm MODEL              forget a model (and delete what was pulled)\n"
-    "  ping NODE             round trips and bandwidth to a member\n"
-    "  bench MODEL           how fast this machine alone computes a model (needs no agent)\n"
-    "  doctor                what is wrong, in plain words\n"
-    "  events                what happens, as it happens (Ctrl-C ends it)\n"
-    "  leave                 leave the cluster for good\n"
-    "  revoke NODE           expel a member for ever\n"
-    "  debug logits MODEL FILE  SHA-256 of the logits for the token ids in FILE\n"
-    "  version               print the version\n"
-    "\n"
-    "options (each verb takes those that make sense for it)\n"
-    "  --json                print JSON for programs\n"
-    "  --help                this text\n"
-    " serve:  --http HOST:PORT  --control-port N  --data-port N  --memory-limit SIZE (MiB when "
-    "plain)  --threads N\n"
-    "         --peer HOST[:PORT] (again for more)  --model NAME|FILE  --precision fast|f32  "
-    "--context N\n"
-    "         --name NAME  --api-key KEY  --hub URL  --mdns yes|no  --log-level "
-    "error|warning|info|debug\n"
-    "         --spare-copies on|off (second copies of models)  --spare-margin SIZE (disk they "
-    "leave free)\n"
-    "         ports given as 0 mean any free one; they are printed at the start\n"
-    " run:    --temperature T  --top-p P  --max-tokens N  --seed N  --raw (no chat template)  "
-    "--ignore-eos\n"
-    " load:   --context N  --precision fast|f32      plan: --context N  --explain\n"
-    " invite: --ttl SECONDS  --worker (may not admit others)\n"
-    " join:   --peer HOST[:PORT]  --leave (leave the present cluster first)\n"
-    " pull:   --name NAME  --quiet (no progress bar)\n"
-    " bench:  --prompt N  --generate N  --depth N (positions filled before)  --batch N (sequences "
-    "at "
-    "once)\n"
-    "         --threads N  --rounds N  --precision fast|f32\n"
-    " debug logits:  --top K  --threads N  --chunk ROWS  --split FIRST,FIRST,… (layers where "
-    "further stages begin)  --precision "
-    "fast|f32\n"
-    "\n"
-    "environment: COVEY_HOME=DIR keeps config, data and socket of one agent under DIR.\n"
-    "exit codes: 0 done, 1 failed, 2 usage, 3 no agent, 4 does not fit, 5 not trusted, 6 timed "
-    "out\n";
 
 int cli_fail(enum err e, bool no_agent, const struct err_text *text)
 {
@@ -107,123 +49,16 @@ bool cli_ask(const struct cli *c, const char *path, json_t *take_args, json_t **
     return false;
 }
 
-/* ---- options ---- */
-
-struct option_row {
-    const char *name;
-    enum { OPTION_SWITCH, OPTION_WORD, OPTION_COUNT, OPTION_REAL, OPTION_WHOLE } kind;
-    void *to;
-    bool *given;
-};
-
-static bool bad_option(const char *name, const char *why)
-{
-    (void)fprintf(stderr, "covey: %s: %s. `covey --help` lists what there is\n", name, why);
-    return false;
-}
-
-static bool set_option(const struct option_row *o, const char *value)
-{
-    char *end = NULL;
-    errno = 0;
-    if (o->given)
-        *o->given = true;
-    switch (o->kind) {
-    case OPTION_SWITCH:
-        *(bool *)o->to = true;
-        return true;
-    case OPTION_WORD:
-        *(const char **)o->to = value;
-        return true;
-    case OPTION_COUNT: {
-        unsigned long v = strtoul(value, &end, 10);
-        *(uint32_t *)o->to = (uint32_t)v;
-        return (*end == 0 && end != value && v <= UINT32_MAX && value[0] != '-' && errno == 0) ||
-               bad_option(o->name, "a whole number is needed");
-    }
-    case OPTION_REAL:
-        *(double *)o->to = strtod(value, &end);
-        return (*end == 0 && end != value && isfinite(*(double *)o->to)) ||
-               bad_option(o->name, "a number is needed");
-    case OPTION_WHOLE:
-        *(long long *)o->to = strtoll(value, &end, 10);
-        return (*end == 0 && end != value && errno == 0) ||
-               bad_option(o->name, "a whole number is needed");
-    }
-    return false;
-}
-
 /* Arguments travel as JSON, which is UTF-8. */
 static bool words_are_text(int argc, char **argv)
 {
     for (int i = 2; i < argc; i++) {
         json_t *word = json_string(argv[i]);
-        if (!word)
-            return bad_option(argv[i], "this is not valid UTF-8");
-        json_decref(word);
-    }
-    return true;
-}
-
-static bool parse(struct cli *c, int argc, char **argv)
-{
-    const struct option_row rows[] = {
-        {"json", OPTION_SWITCH, &c->json, NULL},
-        {"explain", OPTION_SWITCH, &c->explain, NULL},
-        {"raw", OPTION_SWITCH, &c->raw, NULL},
-        {"ignore-eos", OPTION_SWITCH, &c->ignore_eos, NULL},
-        {"leave", OPTION_SWITCH, &c->leave, NULL},
-        {"worker", OPTION_SWITCH, &c->worker, NULL},
-        {"quiet", OPTION_SWITCH, &c->quiet, NULL},
-        {"peer", OPTION_WORD, &c->peer, NULL},
-        {"name", OPTION_WORD, &c->name, NULL},
-        {"precision", OPTION_WORD, &c->precision, NULL},
-        {"split", OPTION_WORD, &c->split, NULL},
-        {"temperature", OPTION_REAL, &c->temperature, &c->has_temperature},
-        {"top-p", OPTION_REAL, &c->top_p, &c->has_top_p},
-        {"seed", OPTION_WHOLE, &c->seed, &c->has_seed},
-        {"max-tokens", OPTION_COUNT, &c->max_tokens, &c->has_max_tokens},
-        {"context", OPTION_COUNT, &c->context, NULL},
-        {"ttl", OPTION_COUNT, &c->ttl_s, NULL},
-        {"threads", OPTION_COUNT, &c->n_threads, NULL},
-        {"chunk", OPTION_COUNT, &c->chunk, NULL},
-        {"top", OPTION_COUNT, &c->top, NULL},
-        {"prompt", OPTION_COUNT, &c->n_prompt, &c->has_prompt},
-        {"generate", OPTION_COUNT, &c->n_generate, &c->has_generate},
-        {"depth", OPTION_COUNT, &c->n_depth, NULL},
-        {"batch", OPTION_COUNT, &c->n_batch, NULL},
-        {"rounds", OPTION_COUNT, &c->n_rounds, NULL},
-    };
-    bool only_words = false;
-    for (int i = 2; i < argc; i++) {
-        const char *word = argv[i];
-        if (only_words || strncmp(word, "--", 2) != 0) {
-            if (c->n_words == CLI_WORDS_MAX)
-                return bad_option(word, "too many arguments");
-            c->words[c->n_words++] = word;
-            continue;
-        }
-        if (word[2] == 0) {
-            only_words = true;
-            continue;
-        }
-        const char *equals = strchr(word, '=');
-        size_t n = equals ? (size_t)(equals - word - 2) : strlen(word + 2);
-        const struct option_row *row = NULL;
-        for (size_t k = 0; k < ARRAY_LEN(rows); k++) {
-            if (strlen(rows[k].name) == n && memcmp(rows[k].name, word + 2, n) == 0)
-                row = &rows[k];
-        }
-        if (!row)
-            return bad_option(word, "there is no such option");
-        const char *value = equals ? equals + 1 : NULL;
-        if (row->kind != OPTION_SWITCH && !value) {
-            if (i + 1 == argc)
-                return bad_option(word, "a value is needed");
-            value = argv[++i];
-        }
-        if (!set_option(row, value))
+        if (!word) {
+            (void)fprintf(stderr, "covey: %s: this is not valid UTF-8\n", argv[i]);
             return false;
+        }
+        json_decref(word);
     }
     return true;
 }
@@ -246,6 +81,10 @@ static int verb_serve(int argc, char **argv)
         if (strncmp(word, "--", 2) != 0) {
             e = err_set(&text, ERR_INVALID, "serve: '%s' is not an option", word);
             break;
+        }
+        if (!cli_takes(cli_verb_find("serve"), word)) {
+            free(config);
+            return EXIT_USAGE;
         }
         (void)snprintf(
             key, sizeof key, "%.*s",
@@ -326,6 +165,8 @@ static int verb_load(const struct cli *c)
     json_t *args = json_pack("{s:s, s:I}", "model", c->words[0], "context", (json_int_t)c->context);
     if (c->precision)
         (void)json_object_set_new(args, "precision", json_string(c->precision));
+    if (c->has_keep_alive)
+        (void)json_object_set_new(args, "keep_alive_s", json_integer(c->keep_alive_s));
     return show_or_json(c, "/covey/load", args, show_loaded);
 }
 
@@ -368,39 +209,6 @@ static int verb_doctor(const struct cli *c)
 
 static int dispatch(const struct cli *c)
 {
-    static const struct {
-        const char *verb;
-        unsigned n_words;
-        const char *needs;
-    } arity[] = {{"status", 0, ""},
-                 {"nodes", 0, ""},
-                 {"invite", 0, ""},
-                 {"join", 1, "TOKEN"},
-                 {"pull", 1, "MODEL or FILE"},
-                 {"ls", 0, ""},
-                 {"plan", 1, "MODEL"},
-                 {"run", 2, "MODEL and \"PROMPT\""},
-                 {"load", 1, "MODEL"},
-                 {"stop", 1, "MODEL"},
-                 {"rm", 1, "MODEL"},
-                 {"ping", 1, "NODE"},
-                 {"doctor", 0, ""},
-                 {"events", 0, ""},
-                 {"leave", 0, ""},
-                 {"revoke", 1, "NODE"},
-                 {"bench", 1, "MODEL"},
-                 {"debug", 3, "logits MODEL FILE"}};
-    size_t i = 0;
-    while (i < ARRAY_LEN(arity) && strcmp(arity[i].verb, c->verb) != 0)
-        i++;
-    if (i == ARRAY_LEN(arity)) {
-        (void)fprintf(stderr, "covey: there is no verb '%s'. `covey --help` lists them\n", c->verb);
-        return EXIT_USAGE;
-    }
-    if (c->n_words != arity[i].n_words) {
-        (void)fprintf(stderr, "covey: usage: covey %s %s\n", c->verb, arity[i].needs);
-        return EXIT_USAGE;
-    }
     const char *v = c->verb;
     if (strcmp(v, "status") == 0)
         return show_or_json(c, "/covey/status", NULL, show_status);
@@ -439,39 +247,52 @@ static int dispatch(const struct cli *c)
     return cli_debug(c);
 }
 
+static bool asks_for_help(int argc, char **argv)
+{
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        if (strcmp(argv[i], "--help") == 0 ||
+            (i == 1 && (strcmp(argv[i], "help") == 0 || strcmp(argv[i], "-h") == 0)))
+            return true;
+    }
+    return false;
+}
+
+static int print_version(const struct cli *c)
+{
+    (void)printf(c->json ? "{\"version\": \"%s\"}\n" : "covey %s\n", COVEY_VERSION);
+    return EXIT_DONE;
+}
+
 int cli_main(int argc, char **argv)
 {
     if (argc < 2) {
-        (void)fputs(usage, stderr);
+        cli_usage(stderr);
         return EXIT_USAGE;
     }
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--") == 0)
-            break;
-        if (strcmp(argv[i], "--help") == 0 ||
-            (i == 1 && (strcmp(argv[i], "help") == 0 || strcmp(argv[i], "-h") == 0))) {
-            (void)fputs(usage, stdout);
-            return EXIT_DONE;
-        }
-    }
-    if (strcmp(argv[1], "version") == 0 || strcmp(argv[1], "--version") == 0) {
-        bool json = argc > 2 && strcmp(argv[2], "--json") == 0;
-        (void)printf(json ? "{\"version\": \"%s\"}\n" : "covey %s\n", COVEY_VERSION);
+    const char *name = strcmp(argv[1], "--version") == 0 ? "version" : argv[1];
+    const struct cli_verb *verb = cli_verb_find(name);
+    if (asks_for_help(argc, argv)) {
+        if (verb)
+            cli_verb_usage(stdout, verb);
+        else
+            cli_usage(stdout);
         return EXIT_DONE;
     }
-    if (strcmp(argv[1], DISCOVERY_CHILD_VERB) == 0) /* started by an agent, not by people */
+    if (strcmp(name, DISCOVERY_CHILD_VERB) == 0) /* started by an agent, not by people */
         return mdns_child_main(MDNS_CHILD_FD);
-    (void)curl_global_init(CURL_GLOBAL_DEFAULT);
-    if (strcmp(argv[1], "serve") == 0)
-        return verb_serve(argc, argv);
-    struct cli c = {.verb = argv[1]};
-    struct err_text text = {""};
-    if (!words_are_text(argc, argv) || !parse(&c, argc, argv))
-        return EXIT_USAGE;
-    if (c.precision && strcmp(c.precision, "fast") != 0 && strcmp(c.precision, "f32") != 0) {
-        (void)bad_option("precision", "'fast' or 'f32' is needed");
+    if (!verb) {
+        (void)fprintf(stderr, "covey: there is no verb '%s'. `covey --help` lists them\n", name);
         return EXIT_USAGE;
     }
+    (void)curl_global_init(CURL_GLOBAL_DEFAULT);
+    if (strcmp(name, "serve") == 0)
+        return verb_serve(argc, argv);
+    struct cli c = {.verb = name};
+    struct err_text text = {""};
+    if (!words_are_text(argc, argv) || !cli_parse(&c, verb, argc, argv))
+        return EXIT_USAGE;
+    if (strcmp(name, "version") == 0)
+        return print_version(&c);
     enum err e = folders_find(&c.folders, &text);
     if (e != ERR_OK)
         return cli_fail(e, false, &text);

@@ -1,6 +1,8 @@
 /* The command line. Exit codes: 0 done, 1 failed, 2 usage, 3 no agent, 4 does not fit, 5 not
- * trusted, 6 timed out. cli.c        verbs, help, options cli_show.c   tables for people cli_run.c
- * run, pull: streams and progress cli_debug.c  debug logits cli_bench.c  bench */
+ * trusted, 6 timed out.
+ *
+ * cli.c: verbs; cli_options.c: what each takes, and help; cli_show.c: tables for people; cli_run.c:
+ * run, pull, events: streams and progress; cli_debug.c: debug logits; cli_bench.c: bench */
 #ifndef COVEY_AGENT_CLI_H
 #define COVEY_AGENT_CLI_H
 
@@ -11,6 +13,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 enum exit_code {
     EXIT_DONE = 0,
@@ -38,6 +41,8 @@ struct cli {
     uint32_t max_tokens, context, ttl_s, n_threads, chunk, top, count;
     uint32_t n_prompt, n_generate, n_depth, n_batch, n_rounds; /* bench */
     bool has_prompt, has_generate;
+    uint32_t keep_alive_s; /* 0: for ever */
+    bool has_keep_alive;
     const char *precision, *split;
 };
 
@@ -48,6 +53,21 @@ int cli_fail(enum err e, bool no_agent, const struct err_text *text);
 /* Asks the agent; on failure prints and returns false with *ret_code set. `args` is taken. */
 bool cli_ask(const struct cli *c, const char *path, json_t *take_args, json_t **ret, int *ret_code);
 void cli_print_json(const json_t *j);
+
+/* cli_options.c */
+struct cli_verb {
+    const char *name, *words; /* its arguments, for people */
+    unsigned n_words;
+    const char *summary;
+};
+const struct cli_verb *cli_verb_find(const char *name); /* NULL: there is none */
+void cli_usage(FILE *to);
+void cli_verb_usage(FILE *to, const struct cli_verb *v);
+/* Does the verb take the option in `word` ("--name" or "--name=value")? Else says so on stderr. */
+bool cli_takes(const struct cli_verb *v, const char *word);
+/* What follows the verb. An option that the verb does not take, a value that it cannot have, and a
+ * wrong number of arguments are said on stderr; then false. */
+bool cli_parse(struct cli *c, const struct cli_verb *v, int argc, char **argv);
 
 /* cli_show.c */
 void show_status(const json_t *status);

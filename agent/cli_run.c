@@ -62,6 +62,8 @@ static json_t *run_request(const struct cli *c)
         (void)json_object_set_new(r, "top_p", json_real(c->top_p));
     if (c->has_seed)
         (void)json_object_set_new(r, "seed", json_integer(c->seed));
+    if (c->has_keep_alive)
+        (void)json_object_set_new(r, "keep_alive_s", json_integer(c->keep_alive_s));
     if (c->has_max_tokens)
         (void)json_object_set_new(r, "max_tokens", json_integer(c->max_tokens));
     return r;

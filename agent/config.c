@@ -121,6 +121,32 @@ enum err config_parse_host_port(const char *word, char host[CONFIG_WORD_MAX], ui
     return ERR_OK;
 }
 
+enum err config_parse_keep_alive(const char *word, uint32_t *ret_s)
+{
+    static const struct {
+        const char *suffix;
+        uint64_t s;
+    } units[] = {{"", 1}, {"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}};
+    char *end;
+    if (strcmp(word, "forever") == 0) {
+        *ret_s = 0;
+        return ERR_OK;
+    }
+    errno = 0;
+    unsigned long long v = strtoull(word, &end, 10);
+    if (end == word || word[0] < '0' || word[0] > '9' || errno != 0)
+        return ERR_INVALID;
+    for (size_t i = 0; i < ARRAY_LEN(units); i++) {
+        if (strcmp(end, units[i].suffix) != 0)
+            continue;
+        if (v > CONFIG_KEEP_ALIVE_MAX_S / units[i].s || v * units[i].s < CONFIG_KEEP_ALIVE_MIN_S)
+            return ERR_INVALID;
+        *ret_s = (uint32_t)(v * units[i].s);
+        return ERR_OK;
+    }
+    return ERR_INVALID;
+}
+
 static enum err set_word(char *to, size_t size, const char *value)
 {
     if (strlen(value) >= size)
@@ -218,6 +244,8 @@ static enum err set_by_key(struct config *c, const char *key, const char *value)
         return set_precision(&c->precision, value);
     if (strcmp(key, "context") == 0)
         return set_u32(&c->context, value, 1u << 24);
+    if (strcmp(key, "keep-alive") == 0)
+        return config_parse_keep_alive(value, &c->keep_alive_s);
     if (strcmp(key, "log-level") == 0)
         return log_level_parse(value, &c->log_level) ? ERR_OK : ERR_INVALID;
     if (strcmp(key, "api-key") == 0)

@@ -16,6 +16,8 @@ enum {
     CONFIG_PATH_MAX = 1024,
     CONFIG_PEERS_MAX = 16,
     CONFIG_WORD_MAX = 256,
+    CONFIG_KEEP_ALIVE_MIN_S = 10, /* use is noted every few seconds */
+    CONFIG_KEEP_ALIVE_MAX_S = 10 * 365 * 86400,
     DEFAULT_HTTP_PORT = 26839,
     DEFAULT_CONTROL_PORT = 26840,
     DEFAULT_DATA_PORT = 26841,
@@ -40,6 +42,7 @@ struct config {
     char model[CONFIG_PATH_MAX];                   /* name or file to run from the start, or "" */
     uint8_t precision;                             /* enum precision of planner/plan.h */
     uint32_t context;                              /* 0: the most that fits */
+    uint32_t keep_alive_s; /* a model unused for so long is unloaded; 0: never */
     enum log_level log_level;
     char api_key[CONFIG_WORD_MAX]; /* "" when none */
     char hub[CONFIG_WORD_MAX];     /* base URL of the model hub */
@@ -63,6 +66,8 @@ enum err config_read_file(struct config *c, struct err_text *text);
 enum err config_set(struct config *c, const char *key, const char *value, struct err_text *text);
 /* "1.5G", "512M", "800MiB", "123456" (bytes). */
 enum err config_parse_size(const char *word, uint64_t *ret);
+/* "90" or "90s", "10m", "2h", "1d"; "forever" is 0. Between the two limits above. */
+enum err config_parse_keep_alive(const char *word, uint32_t *ret_s);
 /* "HOST:PORT", "[v6]:PORT", "HOST"; port stays untouched when not given. */
 enum err config_parse_host_port(const char *word, char host[CONFIG_WORD_MAX], uint16_t *port);
 

@@ -25,6 +25,7 @@ struct chat_state {
     bool generate; /* /covey/generate */
     bool stream, include_usage, echo_role;
     bool raw, ignore_eos, logprobs;
+    int64_t keep_alive_s; /* -1: not given */
     struct sampler_params sampler;
     struct sampler_bias biases[CALL_BIASES_MAX];
     uint32_t n_biases;
@@ -242,7 +243,7 @@ static bool asks_for_nothing(const char *key, const json_t *v)
 
 static enum err check_fields(const struct chat_state *s, struct err_text *text)
 {
-    static const char *const own[] = {"prompt", "raw", "ignore_eos"};
+    static const char *const own[] = {"prompt", "raw", "ignore_eos", "keep_alive_s"};
     const char *key;
     json_t *v;
     json_object_foreach(s->request, key, v)
@@ -303,6 +304,22 @@ static enum err read_messages(const struct chat_state *s, struct err_text *text)
     return ERR_OK;
 }
 
+static enum err read_keep_alive(struct chat_state *s, struct err_text *text)
+{
+    const json_t *v = json_object_get(s->request, "keep_alive_s");
+    s->keep_alive_s = -1;
+    if (!v || json_is_null(v))
+        return ERR_OK;
+    json_int_t seconds = json_integer_value(v);
+    bool sane =
+        seconds == 0 || (seconds >= CONFIG_KEEP_ALIVE_MIN_S && seconds <= CONFIG_KEEP_ALIVE_MAX_S);
+    if (!json_is_integer(v) || !sane)
+        return err_set(text, ERR_INVALID, "'keep_alive_s' must be 0 (for ever) or at least %d",
+                       (int)CONFIG_KEEP_ALIVE_MIN_S);
+    s->keep_alive_s = seconds;
+    return ERR_OK;
+}
+
 static enum err read_request(struct exchange *x, struct chat_state *s, struct err_text *text)
 {
     TRY(exchange_json(x, &s->request, text));
@@ -315,6 +332,7 @@ static enum err read_request(struct exchange *x, struct chat_state *s, struct er
     if (s->generate) {
         TRY(switch_field(s->request, "raw", &s->raw, text));
         TRY(switch_field(s->request, "ignore_eos", &s->ignore_eos, text));
+        TRY(read_keep_alive(s, text));
     }
     const json_t *options = json_object_get(s->request, "stream_options");
     if (options && !json_is_null(options) && !json_is_object(options))
@@ -683,8 +701,10 @@ static enum exchange_next begin(struct exchange *x, bool generate)
     if (e != ERR_OK)
         return exchange_fail(x, e, NULL, "%s", text.text);
     x->handle = handle;
-    return exchange_call(x, CALL_LOAD,
-                         json_pack("{s:O}", "model", json_object_get(s->request, "model")));
+    json_t *args = json_pack("{s:O}", "model", json_object_get(s->request, "model"));
+    if (s->generate && s->keep_alive_s >= 0)
+        (void)json_object_set_new(args, "keep_alive_s", json_integer(s->keep_alive_s));
+    return exchange_call(x, CALL_LOAD, args);
 }
 
 static enum exchange_next begin_chat(struct exchange *x)

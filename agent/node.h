@@ -118,7 +118,7 @@ enum node_event_type {
     NODE_EVENT_JOIN,   /* call, token, leave */
     NODE_EVENT_LEAVE,  /* call: the cluster, for good */
     NODE_EVENT_REVOKE, /* call, peer */
-    NODE_EVENT_WANT,   /* call, model_id, context (0: most that fits), precision */
+    NODE_EVENT_WANT,   /* call, model_id, context (0: most that fits), precision, keep_alive_s */
     NODE_EVENT_UNWANT, /* call, model_id */
     NODE_EVENT_STOP,   /* goodbye; plans move first; STOPPED follows */
 };
@@ -149,7 +149,7 @@ struct node_event {
     uint32_t layers_done;
     uint64_t call;
     uint64_t ttl_us;
-    uint32_t context;
+    uint32_t context, keep_alive_s; /* 0: the most that fits; for ever */
     uint8_t precision;
 };
 

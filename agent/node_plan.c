@@ -278,7 +278,8 @@ static enum err on_want(struct node *n, const struct node_event *e)
                                                               .model = e->model_id,
                                                               .model_name = name,
                                                               .context = e->context,
-                                                              .precision = e->precision});
+                                                              .precision = e->precision,
+                                                              .keep_alive_s = e->keep_alive_s});
     node_answer(n, e->call, r, r == ERR_OK ? "wanted" : "more models than can be wanted at once");
     return r;
 }

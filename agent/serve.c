@@ -245,13 +245,27 @@ static bool has_requests(struct agent *a)
     return some;
 }
 
+/* A model is used as long as a request runs on it, not only when one ends. */
+static void note_use(struct agent *a)
+{
+    struct inference_view *v = malloc(sizeof *v);
+    if (v)
+        inference_look(a->inference, v);
+    for (uint32_t i = 0; v && i < v->n_requests; i++)
+        (void)agent_step(
+            a, &(struct node_event){.type = NODE_EVENT_USED, .model_id = v->requests[i].model});
+    free(v);
+}
+
 static void on_timer(uv_timer_t *timer)
 {
     struct agent *a = timer->data;
     uint64_t now_us = clock_monotonic_us();
     check_sleep(a);
-    if (now_us >= a->local_due_us)
+    if (now_us >= a->local_due_us) {
         agent_refresh_local(a);
+        note_use(a);
+    }
     if (now_us >= a->peers_due_us) {
         a->peers_due_us = now_us + AGENT_PEERS_US;
         discovery_shell_refresh(a->discovery);
@@ -495,10 +509,11 @@ static void want_first_model(struct agent *a)
         return;
     bool is_file = strchr(a->config.model, '/') != NULL || access(a->config.model, R_OK) == 0;
     if (!is_file) {
-        struct call *load = call_new(
-            CALL_LOAD,
-            json_pack("{s:s, s:i}", "model", a->config.model, "context", (int)a->config.context),
-            NULL, NULL);
+        json_t *args =
+            json_pack("{s:s, s:i}", "model", a->config.model, "context", (int)a->config.context);
+        if (a->config.keep_alive_s)
+            (void)json_object_set_new(args, "keep_alive_s", json_integer(a->config.keep_alive_s));
+        struct call *load = call_new(CALL_LOAD, args, NULL, NULL);
         if (load)
             agent_on_call(a, load);
         return;
@@ -520,7 +535,8 @@ static void want_first_model(struct agent *a)
     (void)agent_step(a, &(struct node_event){.type = NODE_EVENT_WANT,
                                              .model_id = id,
                                              .context = a->config.context,
-                                             .precision = a->config.precision});
+                                             .precision = a->config.precision,
+                                             .keep_alive_s = a->config.keep_alive_s});
 }
 
 static void raise_fd_limit(void)

@@ -202,6 +202,15 @@ static void on_load(struct agent *a, struct call *c)
         want_precision = strcmp(precision, "f32") == 0 ? PRECISION_F32 : PRECISION_FAST;
     bool same = is && (context == 0 || context == is->context) &&
                 (!precision || want_precision == is->precision);
+    uint32_t keep_alive_s = is ? is->keep_alive_s : a->config.keep_alive_s;
+    if (json_is_integer(json_object_get(call_args(c), "keep_alive_s")))
+        keep_alive_s = (uint32_t)MIN_OF(number_arg(c, "keep_alive_s"), UINT32_MAX);
+    if (same) /* it is used, or will be; perhaps it is only to stay for another time */
+        (void)agent_step(a, &(struct node_event){.type = NODE_EVENT_WANT,
+                                                 .model_id = held.model,
+                                                 .context = is->context,
+                                                 .precision = is->precision,
+                                                 .keep_alive_s = keep_alive_s});
     if (same && runs_here(a, &held.model)) {
         call_reply(c, ERR_OK, load_body(a, &held.model));
         call_unref(c);
@@ -219,7 +228,8 @@ static void on_load(struct agent *a, struct call *c)
                                              .call = w->number,
                                              .model_id = held.model,
                                              .context = context ? context : a->config.context,
-                                             .precision = want_precision});
+                                             .precision = want_precision,
+                                             .keep_alive_s = keep_alive_s});
 }
 
 /* A model that is wanted, by name or id: its bytes may have gone from all members meanwhile. */

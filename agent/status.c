@@ -175,7 +175,9 @@ json_t *status_json(struct agent *a)
     for (uint32_t i = 0; i < n; i++) {
         struct control_model m;
         control_model_at(node_control(a->node), i, &m);
-        (void)json_array_append_new(models, model_json(a, spares, &m));
+        json_t *j = model_json(a, spares, &m);
+        (void)json_object_set_new(j, "keep_alive_s", json_integer(m.keep_alive_s));
+        (void)json_array_append_new(models, j);
     }
     free(spares);
     struct node_id self = node_self(a->node);

@@ -33,6 +33,34 @@ static void test_config_sizes(void **state)
     assert_int_equal(c.memory_limit, UINT64_C(2) << 30);
 }
 
+static void test_config_keep_alive(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *word;
+        enum err e;
+        uint32_t seconds;
+    } cases[] = {{"90", ERR_OK, 90},           {"10s", ERR_OK, 10},
+                 {"5m", ERR_OK, 300},          {"2h", ERR_OK, 7200},
+                 {"1d", ERR_OK, 86400},        {"forever", ERR_OK, 0},
+                 {"3650d", ERR_OK, 315360000}, {"3651d", ERR_INVALID, 0},
+                 {"9s", ERR_INVALID, 0},       {"0", ERR_INVALID, 0},
+                 {"", ERR_INVALID, 0},         {"h", ERR_INVALID, 0},
+                 {"-5m", ERR_INVALID, 0},      {" 5m", ERR_INVALID, 0},
+                 {"5 m", ERR_INVALID, 0},      {"5mm", ERR_INVALID, 0},
+                 {"1.5h", ERR_INVALID, 0},     {"18446744073709551616", ERR_INVALID, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        uint32_t seconds = 0;
+        assert_int_equal(config_parse_keep_alive(cases[i].word, &seconds), cases[i].e);
+        assert_int_equal(seconds, cases[i].seconds);
+    }
+    struct config c;
+    config_init(&c);
+    assert_int_equal(c.keep_alive_s, 0);
+    assert_int_equal(config_set(&c, "keep-alive", "30m", NULL), ERR_OK);
+    assert_int_equal(c.keep_alive_s, 1800);
+}
+
 static void test_config_hosts_and_ports(void **state)
 {
     (void)state;
@@ -88,6 +116,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_config_sizes),
+        cmocka_unit_test(test_config_keep_alive),
         cmocka_unit_test(test_config_hosts_and_ports),
         cmocka_unit_test(test_config_refuses_with_a_sentence),
     };
