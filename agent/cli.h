@@ -63,7 +63,8 @@ struct cli_verb {
 const struct cli_verb *cli_verb_find(const char *name); /* NULL: there is none */
 void cli_usage(FILE *to);
 void cli_verb_usage(FILE *to, const struct cli_verb *v);
-/* Does the verb take the option in `word` ("--name" or "--name=value")? Else says so on stderr. */
+/* False, and said on stderr, when the option in `word` ("--name" or "--name=value") is one of other
+ * verbs alone. */
 bool cli_takes(const struct cli_verb *v, const char *word);
 /* What follows the verb. An option that the verb does not take, a value that it cannot have, and a
  * wrong number of arguments are said on stderr; then false. */

@@ -265,7 +265,11 @@ static const struct option_row *find_row(const struct cli_verb *v, const char *n
 bool cli_takes(const struct cli_verb *v, const char *word)
 {
     size_t n = strcspn(word, "=");
-    return (n > 2 && find_row(v, word + 2, n - 2)) || not_of_verb(v, word, n);
+    bool of_others = false;
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++)
+        of_others |= strlen(rows[i].name) == n - 2 && memcmp(rows[i].name, word + 2, n - 2) == 0 &&
+                     !(rows[i].verbs & bit_of(v));
+    return !of_others || not_of_verb(v, word, n);
 }
 
 bool cli_parse(struct cli *c, const struct cli_verb *v, int argc, char **argv)
