@@ -66,6 +66,7 @@ enum kernels_variant {
     KERNELS_AVX2, /* with FMA and F16C */
     KERNELS_AVX_VNNI,
     KERNELS_AVX512, /* F, BW, DQ, VL and VNNI */
+    KERNELS_AMX,    /* with 8-bit integers, beside AVX-512 */
     KERNELS_NEON,
     KERNELS_NEON_DOTPROD,
     KERNELS_VARIANTS

@@ -58,10 +58,9 @@ static void prepare_rows(void *arg, uint32_t task, uint32_t thread)
     for (uint32_t m = task_first(a->n_rows, t->n_tasks, task); m < end; m++) {
         const float *x = a->x + m * a->ldx;
         if (a->quantised) {
-            uint32_t blocks = a->n_in / BLOCK, i = m / TILE_ROWS;
-            uint8_t *tile = a->quantised + (size_t)i * TILE_ROWS * blocks * TILE_ROW_BYTES;
-            t->k->ops.quantise(x, blocks, rows_of_tile(a->n_rows, i, TILE_ROWS), m % TILE_ROWS,
-                               tile);
+            uint32_t blocks = a->n_in / BLOCK, height = t->k->ops.tile_rows, i = m / height;
+            uint8_t *tile = a->quantised + (size_t)i * height * blocks * TILE_ROW_BYTES;
+            t->k->ops.quantise(x, blocks, rows_of_tile(a->n_rows, i, height), m % height, tile);
         }
         if (a->packed) {
             uint32_t rows = t->k->ops.dense_rows;
@@ -339,8 +338,8 @@ static void run_tile(const struct product *p, const uint8_t *panel, uint32_t til
         run_dense_tile(p, (const float *)(const void *)panel, tile, first, n, y, ldy, resume);
         return;
     }
-    uint32_t rows = rows_of_tile(a->n_rows, tile, TILE_ROWS);
-    const uint8_t *x = a->quantised + ((size_t)tile * TILE_ROWS * (a->n_in / BLOCK) +
+    uint32_t rows = rows_of_tile(a->n_rows, tile, p->height);
+    const uint8_t *x = a->quantised + ((size_t)tile * p->height * (a->n_in / BLOCK) +
                                        (size_t)(first / BLOCK) * rows) *
                                           TILE_ROW_BYTES;
     p->k->ops.tile[panel_kind(p->w->type)](panel, n / BLOCK, x, rows, y, ldy, resume);
@@ -447,7 +446,7 @@ void matmul(struct kernels *k, const struct matrix *w, const struct activations 
     assert(a->forms & (p.dense ? ACTIVATIONS_DENSE : ACTIVATIONS_QUANTISED));
     p.opened = p.dense && !is_dense(w->type);
     p.outs = p.dense ? k->ops.dense_outs : k->ops.panel_outs;
-    p.height = p.dense ? k->ops.dense_rows : TILE_ROWS;
+    p.height = p.dense ? k->ops.dense_rows : k->ops.tile_rows;
     p.whole = p.dense && k->ops.whole.run && (size_t)p.slice * p.outs * 4 <= WHOLE_BUFFER;
     bool few =
         a->n_rows <= (p.dense ? FEW_ROWS : k->ops.few_rows) && (p.dense || k->ops.few[w->type]);

@@ -1,6 +1,6 @@
 /* The table of functions that a variant fills, and the layouts they share. Internal to the kernels.
  *
- * Quantised tile: R rows of activations (R <= TILE_ROWS) side by side. For each block of 32:
+ * Quantised tile: R rows of activations (R <= ops.tile_rows) side by side. For each block of 32:
  *   int8 q[R][32]; float d[R], s[R]; int16 pairs c8[R], c16[R], c32[2][R].
  * A pair holds -c times the sum of q over columns with k mod 4 < 2, and over the others (c32: of
  * the first and of the last 16 columns): what a kernel with w in 0..2c-1 adds to be centred.
@@ -19,7 +19,8 @@
 #include "runtime/kernels/open.h"
 
 enum {
-    TILE_ROWS = 8,
+    TILE_ROWS = 8, /* ops.tile_rows may be more, */
+    TILE_ROWS_MAX = 16,
     PANEL_OUTS = 8,
     FEW_ROWS = 4,     /* up to this many rows the weights are used straight from the file, */
     FEW_ROWS_MAX = 8, /* or, quantised, up to ops.few_rows */
@@ -67,7 +68,8 @@ struct attend_block {
 typedef void few_fn(const uint8_t *w, size_t stride, uint32_t n_blocks, const uint8_t *tile,
                     uint32_t n_rows, float (*out)[PANEL_OUTS]);
 typedef void pack_fn(const uint8_t *w, size_t stride, uint32_t n_blocks, uint8_t *panel);
-/* A panel's outputs of the tile's n_rows (1..TILE_ROWS) rows. `resume`: the chains go on from y. */
+/* A panel's outputs of the tile's n_rows (1..ops.tile_rows) rows. `resume`: the chains go on from
+ * y. */
 typedef void tile_fn(const uint8_t *panel, uint32_t n_blocks, const uint8_t *tile, uint32_t n_rows,
                      float *y, size_t ldy, bool resume);
 typedef void dense_few_fn(const uint8_t *w, size_t stride, uint32_t n_in, const float *x,
@@ -105,6 +107,7 @@ struct kernel_ops {
     uint32_t few_rows;         /* FEW_ROWS, or up to FEW_ROWS_MAX */
     pack_fn *pack[TENSOR_TYPES];
     tile_fn *tile[PANEL_KINDS];
+    uint32_t tile_rows;  /* TILE_ROWS, or TILE_ROWS_MAX */
     uint32_t panel_outs; /* of quantised panels: PANEL_OUTS, or 16 with twice the bytes */
     dense_few_fn *dense_few[DENSE_TYPES];
     dense_pack_fn *dense_pack[DENSE_TYPES];
@@ -134,7 +137,8 @@ struct kernel_ops {
 void kernel_ops_c(struct kernel_ops *ops);
 void kernel_ops_avx2(struct kernel_ops *ops);
 void kernel_ops_avx_vnni(struct kernel_ops *ops); /* over the AVX2 table */
-void kernel_ops_avx512(struct kernel_ops *ops);   /* over the AVX2 table */
+void kernel_ops_avx512(struct kernel_ops *ops);
+void kernel_ops_amx(struct kernel_ops *ops); /* over the AVX-512 table */ /* over the AVX2 table */
 void kernel_ops_neon(struct kernel_ops *ops);
 void kernel_ops_neon_dotprod(struct kernel_ops *ops);
 

@@ -1,0 +1,250 @@
+/* Many rows of activations times quantised weights, AMX: one tile instruction gives the integer
+ * sums of 16 rows by 16 outputs over a block of 32 columns, exactly; the chains over blocks stay as
+ * they are in every variant. Everything else comes from the AVX-512 table.
+ *
+ * Panel, one block: as avx512_panels.c, but the weights are signed and their centre is taken off
+ * already, which is the layout that the instruction wants for its second operand: [8 j][16
+ * outputs][4]. The first operand is the quantised tile itself, [rows][32]. */
+#include "runtime/kernels/avx2_open.h"
+#include "runtime/kernels/avx512.h"
+
+enum { AT_DW = 512, AT_MW = 576, AT_SCALES = 640, AT_MINIMA = 768, OUTS = 16 };
+
+/* ---- packing */
+
+/* Eight of the panel's outputs. */
+AVX2_INLINE void pack_half(const enum tensor_type t, const uint8_t *w, size_t stride,
+                           uint32_t n_blocks, uint8_t *panel)
+{
+    const enum panel_kind kind = avx2_kind(t);
+    const uint32_t bytes = avx2_block_bytes(t), n_inner = avx2_n_inner(t);
+    const uint32_t n_outer = avx2_n_outer(t), n = n_blocks / (n_inner * n_outer);
+    const __m256i centre = _mm256_set1_epi8(kind == PANEL_U4C   ? 8
+                                            : kind == PANEL_U5C ? 16
+                                            : kind == PANEL_S6  ? 32
+                                                                : 0);
+    struct super8 super;
+    for (uint32_t i = 0; i < n; i++, w += bytes) {
+        avx2_open_super(t, w, stride, &super);
+        for (uint32_t outer = 0; outer < n_outer; outer++) {
+            avx2_open_outer(t, w, stride, outer, &super);
+#pragma GCC unroll 4
+            for (uint32_t inner = 0; inner < n_inner;
+                 inner++, panel += 2 * panel_block_bytes(kind)) {
+                struct block8 b = {.mw = _mm256_setzero_ps()};
+                avx2_open_block(t, w, stride, outer, inner, &super, &b);
+                for (int j = 0; j < 8; j++)
+                    _mm256_store_si256((__m256i *)(void *)(panel + 64 * j),
+                                       _mm256_sub_epi8(b.v[j], centre));
+                _mm256_store_ps((float *)(void *)(panel + AT_DW), b.dw);
+                _mm256_store_ps((float *)(void *)(panel + AT_MW), b.mw);
+                for (int h = 0; h < 2 && (kind == PANEL_S6 || kind == PANEL_S2M); h++) {
+                    __m256i sc = _mm256_srai_epi32(b.sc[h], 16);
+                    _mm256_store_ps((float *)(void *)(panel + AT_SCALES + 64 * h),
+                                    _mm256_cvtepi32_ps(sc));
+                    if (kind == PANEL_S2M)
+                        _mm256_store_si256((__m256i *)(void *)(panel + AT_MINIMA + 64 * h),
+                                           b.mn[h]);
+                }
+            }
+        }
+    }
+}
+
+#define PACK(T)                                                                                    \
+    static void pack_##T(const uint8_t *w, size_t stride, uint32_t n_blocks, uint8_t *panel)       \
+    {                                                                                              \
+        pack_half(TENSOR_##T, w, stride, n_blocks, panel);                                         \
+        pack_half(TENSOR_##T, w + 8 * stride, stride, n_blocks, panel + 32);                       \
+    }
+/* A list of macros, which clang-format takes for one statement. */
+/* clang-format off */
+PACK(Q4_0)
+PACK(Q4_1)
+PACK(Q5_0)
+PACK(Q5_1)
+PACK(Q8_0)
+PACK(Q4_K)
+PACK(Q5_K)
+PACK(Q6_K)
+PACK(Q2_K)
+PACK(Q3_K)
+PACK(IQ4_NL)
+PACK(MXFP4)
+/* clang-format on */
+
+/* ---- tiles */
+
+/* What the instruction that configures tiles reads. */
+struct tile_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+};
+
+/* Tiles 0 and 1: sums; 2: activations; 3: weights. With two scales, 4 and 5 hold the second half of
+ * the columns. */
+static void configure(uint32_t n_rows, bool halves)
+{
+    struct tile_config c = {.palette = 1};
+    for (int t = 0; t < 6; t++) {
+        bool is_rows = t == 2 || t == 4, is_weights = t == 3 || t == 5;
+        c.rows[t] = (uint8_t)(is_weights ? (halves ? 4 : 8) : n_rows);
+        c.row_bytes[t] = (uint16_t)(is_rows ? (halves ? 16 : 32) : 64);
+    }
+    _tile_loadconfig(&c);
+}
+
+/* Integer sums of one block: [half][row][output]. */
+typedef int32_t sums[2][TILE_ROWS_MAX][OUTS] __attribute__((aligned(64)));
+
+AVX2_INLINE void multiply(const bool halves, const uint8_t *q, const uint8_t *panel, sums *to)
+{
+    _tile_zero(0);
+    _tile_loadd(2, q, 32);
+    _tile_loadd(3, panel, 64);
+    _tile_dpbssd(0, 2, 3);
+    _tile_stored(0, (*to)[0], 64);
+    if (halves) {
+        _tile_zero(1);
+        _tile_loadd(4, q + 16, 32);
+        _tile_loadd(5, panel + 256, 64);
+        _tile_dpbssd(1, 4, 5);
+        _tile_stored(1, (*to)[1], 64);
+    }
+}
+
+AVX2_INLINE __m512 floats_at(const uint8_t *p)
+{
+    return _mm512_load_ps((const float *)(const void *)p);
+}
+
+AVX2_INLINE __m512 sum_at(const int32_t *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_load_si512(p));
+}
+
+AVX2_INLINE __m512i pair_at(const uint8_t *pairs)
+{
+    return _mm512_set1_epi32((int)load_u32(pairs));
+}
+
+/* mn0 * sum(q of the first 16) + mn1 * sum(q of the last 16), from the pairs of -32 sum(q). */
+AVX2_INLINE __m512 minimum_sum(const uint8_t *panel, const uint8_t *pairs, uint32_t R)
+{
+    __m512i sum = _mm512_dpwssd_epi32(_mm512_setzero_si512(), pair_at(pairs + 8 * R),
+                                      _mm512_load_si512(panel + AT_MINIMA));
+    sum = _mm512_dpwssd_epi32(sum, pair_at(pairs + 12 * R),
+                              _mm512_load_si512(panel + AT_MINIMA + 64));
+    return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_setzero_si512(), _mm512_srai_epi32(sum, 5)));
+}
+
+/* The chains' steps for one block. */
+AVX2_INLINE void step(const enum panel_kind kind, const uint32_t R, const uint8_t *panel,
+                      const uint8_t *tile, sums *from, __m512 *acc)
+{
+    const bool halves = kind == PANEL_S6 || kind == PANEL_S2M;
+    const float *d = (const float *)(const void *)(tile + 32 * R), *s = d + R;
+    const __m512 dw = floats_at(panel + AT_DW), mw = floats_at(panel + AT_MW);
+#pragma GCC unroll 16
+    for (uint32_t r = 0; r < R; r++) {
+        __m512 sum = sum_at((*from)[0][r]);
+        if (halves) {
+            sum = _mm512_mul_ps(sum, floats_at(panel + AT_SCALES));
+            sum = _mm512_fmadd_ps(sum_at((*from)[1][r]), floats_at(panel + AT_SCALES + 64), sum);
+        }
+        acc[r] = _mm512_fmadd_ps(_mm512_mul_ps(dw, sum), _mm512_set1_ps(d[r]), acc[r]);
+        if (panel_has_minimum(kind))
+            acc[r] = _mm512_fmadd_ps(mw, _mm512_set1_ps(s[r]), acc[r]);
+        if (kind == PANEL_S2M) {
+            __m512 m = minimum_sum(panel, tile + 40 * R + 4 * r, R);
+            acc[r] = _mm512_fmadd_ps(_mm512_mul_ps(mw, m), _mm512_set1_ps(d[r]), acc[r]);
+        }
+    }
+}
+
+/* While the chains take one block's sums, the tile unit forms the next one's. */
+AVX2_INLINE void tile_rows(const enum panel_kind kind, const uint32_t R, const uint8_t *panel,
+                           uint32_t n_blocks, const uint8_t *tile, float *y, size_t ldy,
+                           bool resume)
+{
+    const bool halves = kind == PANEL_S6 || kind == PANEL_S2M;
+    const size_t panel_step = 2 * panel_block_bytes(kind), tile_step = (size_t)R * TILE_ROW_BYTES;
+    __m512 acc[TILE_ROWS_MAX];
+    sums buffer[2];
+#pragma GCC unroll 16
+    for (uint32_t r = 0; r < R; r++)
+        acc[r] = resume ? _mm512_loadu_ps(y + r * ldy) : _mm512_setzero_ps();
+    configure(R, halves);
+    multiply(halves, tile, panel, &buffer[0]);
+    for (uint32_t b = 0; b < n_blocks; b++, panel += panel_step, tile += tile_step) {
+        if (b + 1 < n_blocks)
+            multiply(halves, tile + tile_step, panel + panel_step, &buffer[(b + 1) % 2]);
+        step(kind, R, panel, tile, &buffer[b % 2], acc);
+    }
+    _tile_release();
+#pragma GCC unroll 16
+    for (uint32_t r = 0; r < R; r++)
+        _mm512_storeu_ps(y + r * ldy, _mm512_add_ps(acc[r], _mm512_setzero_ps()));
+}
+
+#define ROWS_CASE(K, R)                                                                            \
+    case R:                                                                                        \
+        tile_rows(PANEL_##K, R, panel, n_blocks, tile, y, ldy, resume);                            \
+        break;
+#define TILE(K)                                                                                    \
+    static void tile_##K(const uint8_t *panel, uint32_t n_blocks, const uint8_t *tile,             \
+                         uint32_t n_rows, float *y, size_t ldy, bool resume)                       \
+    {                                                                                              \
+        switch (n_rows) {                                                                          \
+            ROWS_CASE(K, 1)                                                                        \
+            ROWS_CASE(K, 2)                                                                        \
+            ROWS_CASE(K, 3)                                                                        \
+            ROWS_CASE(K, 4)                                                                        \
+            ROWS_CASE(K, 5)                                                                        \
+            ROWS_CASE(K, 6)                                                                        \
+            ROWS_CASE(K, 7)                                                                        \
+            ROWS_CASE(K, 8)                                                                        \
+            ROWS_CASE(K, 9)                                                                        \
+            ROWS_CASE(K, 10)                                                                       \
+            ROWS_CASE(K, 11)                                                                       \
+            ROWS_CASE(K, 12)                                                                       \
+            ROWS_CASE(K, 13)                                                                       \
+            ROWS_CASE(K, 14)                                                                       \
+            ROWS_CASE(K, 15)                                                                       \
+            ROWS_CASE(K, 16)                                                                       \
+        default:                                                                                   \
+            break;                                                                                 \
+        }                                                                                          \
+    }
+TILE(U4C)
+TILE(U4M)
+TILE(U5C)
+TILE(U5M)
+TILE(I8)
+TILE(S6)
+TILE(S2M)
+
+void kernel_ops_amx(struct kernel_ops *ops)
+{
+    ops->tile_rows = TILE_ROWS_MAX;
+    ops->pack[TENSOR_Q4_0] = pack_Q4_0;
+    ops->pack[TENSOR_Q4_1] = pack_Q4_1;
+    ops->pack[TENSOR_Q5_0] = pack_Q5_0;
+    ops->pack[TENSOR_Q5_1] = pack_Q5_1;
+    ops->pack[TENSOR_Q8_0] = pack_Q8_0;
+    ops->pack[TENSOR_Q4_K] = pack_Q4_K;
+    ops->pack[TENSOR_Q5_K] = pack_Q5_K;
+    ops->pack[TENSOR_Q6_K] = pack_Q6_K;
+    ops->pack[TENSOR_Q2_K] = pack_Q2_K;
+    ops->pack[TENSOR_Q3_K] = pack_Q3_K;
+    ops->pack[TENSOR_IQ4_NL] = pack_IQ4_NL;
+    ops->pack[TENSOR_MXFP4] = pack_MXFP4;
+    ops->tile[PANEL_U4C] = tile_U4C;
+    ops->tile[PANEL_U4M] = tile_U4M;
+    ops->tile[PANEL_U5C] = tile_U5C;
+    ops->tile[PANEL_U5M] = tile_U5M;
+    ops->tile[PANEL_I8] = tile_I8;
+    ops->tile[PANEL_S6] = tile_S6;
+    ops->tile[PANEL_S2M] = tile_S2M;
+}
