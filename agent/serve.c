@@ -71,6 +71,7 @@ void agent_refresh_local(struct agent *a)
     a->local.memory_limit_bytes = a->config.memory_limit;
     a->local.budget_bytes = budget(a, &m);
     a->local.on_mains = sysinfo_on_mains();
+    a->local.wired = sysinfo_wired();
     a->local.room_bytes = agent_spare_room(a);
     a->local_due_us = clock_monotonic_us() + AGENT_LOCAL_US;
     if (a->node)
@@ -388,7 +389,6 @@ static enum err open_engine(struct agent *a, struct err_text *text)
     a->local.threads = n_threads;
     a->local.backend = BACKEND_NATIVE;
     a->local.arithmetic_version = stage_arithmetic_version();
-    a->local.wired = true;
     (void)snprintf(models, sizeof models, "%s/models", a->config.folders.data);
     struct err_text warning = {""};
     e = store_open(models, &a->store, &warning);

@@ -16,6 +16,9 @@ void sysinfo_read_memory(struct sysinfo_memory *ret);
 uint32_t sysinfo_usable_cores(void);
 /* True on mains power, and where there is no battery. */
 bool sysinfo_on_mains(void);
+/* True on a cable, and where there is no network at all: false when this machine is reached by
+ * radio. Planners and leaders that are wired are preferred (PROTOCOL 3.4). */
+bool sysinfo_wired(void);
 /* Resident memory of this process. */
 uint64_t sysinfo_resident_bytes(void);
 /* Once at the start: has the allocator keep little of what is freed. An agent that served one large

@@ -1,10 +1,13 @@
 /* macOS: sysctl for totals, host_statistics64 for what is available (free, inactive and purgeable
- * pages). IOKit is not used yet, so the power source is not known and mains is assumed: a laptop on
- * battery is not ranked lower. */
+ * pages), and IOKit's power sources. IOKit is opened when it is asked, so that a build needs
+ * neither its headers nor its stubs; the signatures are those of <IOKit/ps/IOPowerSources.h> and
+ * <CoreFoundation/CFString.h>. */
 #include "agent/sysinfo.h"
 
+#include <dlfcn.h>
 #include <mach/mach.h>
 #include <malloc/malloc.h>
+#include <string.h>
 #include <sys/sysctl.h>
 #include <unistd.h>
 
@@ -35,9 +38,43 @@ uint32_t sysinfo_usable_cores(void)
     return (uint32_t)n;
 }
 
+/* CFTypeRef and CFStringRef are const void *. */
+struct power_calls {
+    const void *(*copy_info)(void);
+    const void *(*providing_type)(const void *info);
+    unsigned char (*get_text)(const void *string, char *to, long size, uint32_t encoding);
+    void (*release)(const void *object);
+};
+
+static bool find_call(const char *name, void *to)
+{
+    void *found = dlsym(RTLD_DEFAULT, name);
+    memcpy(to, &found, sizeof found);
+    return found != NULL;
+}
+
+static bool find_calls(struct power_calls *c)
+{
+    enum { FLAGS = RTLD_LAZY | RTLD_GLOBAL }; /* kept open: it is asked again every few seconds */
+    return dlopen("/System/Library/Frameworks/CoreFoundation.framework/CoreFoundation", FLAGS) &&
+           dlopen("/System/Library/Frameworks/IOKit.framework/IOKit", FLAGS) &&
+           find_call("IOPSCopyPowerSourcesInfo", &c->copy_info) &&
+           find_call("IOPSGetProvidingPowerSourceType", &c->providing_type) &&
+           find_call("CFStringGetCString", &c->get_text) && find_call("CFRelease", &c->release);
+}
+
 bool sysinfo_on_mains(void)
 {
-    return true;
+    enum { UTF8 = 0x08000100 }; /* kCFStringEncodingUTF8 */
+    struct power_calls c;
+    char type[64] = "";
+    const void *info = find_calls(&c) ? c.copy_info() : NULL;
+    if (!info)
+        return true;
+    const void *string = c.providing_type(info); /* not ours to release */
+    bool known = string && c.get_text(string, type, sizeof type, UTF8);
+    c.release(info);
+    return !known || strcmp(type, "AC Power") == 0; /* else "Battery Power" or "UPS Power" */
 }
 
 uint64_t sysinfo_resident_bytes(void)
