@@ -2,11 +2,12 @@
  *
  * Admission is optimistic: a sequence is let in, in the order of arrival, when its prompt and a
  * block more fit beside those that run, not its whole answer. What its prompt has in common with
- * the tokens of any slot is shared, not computed. Idle slots go, the one unused for longest first,
- * when blocks or slots are needed. A sequence that needs a block when there is none waits; when
- * nothing is under way any more and all wait, the one that came last goes back to the front of the
- * queue, and what it has is computed again later. The one that came first is never put back unless
- * it is alone, and alone every sequence fits, so it always ends.
+ * the tokens of any slot is shared, not computed; what a running prompt is about to have in common
+ * with it is waited for, so that of many requests with one long beginning only the first computes
+ * it. Idle slots go, the one unused for longest first, when blocks or slots are needed. A sequence
+ * that needs a block when there is none waits; when nothing is under way any more and all wait, the
+ * one that came last goes back to the front of the queue, and what it has is computed again later.
+ * The one that came first is never put back, and alone every sequence fits, so it always ends.
  *
  * A step has the next token of every sequence that has one, then rows of prompts in turn, so many
  * that the step takes no more than about twice as long as without them when others wait for tokens.
@@ -23,6 +24,8 @@
 enum {
     /* Free controls that an admission wants: what the slot had, ADMIT, SHARE. */
     ADMIT_CONTROLS = 3,
+    /* A longer prefix that a running prompt is about to compute is waited for. */
+    AWAIT_MIN = STAGE_BLOCK / 2,
     /* Kernels take rows in groups of so many: fewer cost as much. */
     ROW_GROUP = 8,
 };
@@ -209,12 +212,25 @@ static bool make_room(struct run *run, struct ring_entry *e, const struct slot *
 
 /* --- admission --- */
 
-static uint32_t common_prefix(const struct slot *slot, const struct sequence *s)
+/* How the first n tokens begin, of which `s` must compute one at least. */
+static uint32_t common_prefix(const int32_t *tokens, uint32_t n, const struct sequence *s)
 {
-    uint32_t n = 0, max = MIN_OF(slot->n, s->n_tokens - 1);
-    while (n < max && slot->tokens[n] == s->tokens[n])
-        n++;
-    return n;
+    uint32_t common = 0, max = MIN_OF(n, s->n_tokens - 1);
+    while (common < max && tokens[common] == s->tokens[common])
+        common++;
+    return common;
+}
+
+/* Is a sequence that runs about to compute much more of this prompt than n_common positions? */
+static bool prefix_comes(const struct run *run, const struct sequence *s, uint32_t n_common)
+{
+    for (uint32_t i = 0; i < run->n_slots; i++) {
+        const struct sequence *other = run->slots[i].sequence;
+        if (other && other->n_tokens - other->n_scheduled >= AWAIT_MIN &&
+            common_prefix(other->tokens, other->n_tokens, s) >= n_common + AWAIT_MIN)
+            return true;
+    }
+    return false;
 }
 
 /* Where a queued sequence goes, and what it begins with. */
@@ -229,7 +245,7 @@ static bool find_place(struct run *run, const struct sequence *s, struct place *
 {
     struct place place = {.slot = NULL};
     for (uint32_t i = 0; i < run->n_slots; i++) {
-        uint32_t n = common_prefix(&run->slots[i], s);
+        uint32_t n = common_prefix(run->slots[i].tokens, run->slots[i].n, s);
         /* of equals, an idle one: it may be taken over */
         if (n > place.n_common || (place.share && n == place.n_common && place.share->sequence &&
                                    !run->slots[i].sequence)) {
@@ -339,7 +355,7 @@ static enum err admit_all(struct pipeline *p, struct run *run, struct ring_entry
         struct sequence *s = next_queued(p, run);
         struct place place;
         if (!s || controls_left(e) < ADMIT_CONTROLS || !find_place(run, s, &place) ||
-            !fits(run, s, place.share, place.n_common))
+            prefix_comes(run, s, place.n_common) || !fits(run, s, place.share, place.n_common))
             return ERR_OK;
         TRY(admit(p, run, e, s, &place));
     }

@@ -176,6 +176,27 @@ static void test_last_one_is_put_back_when_blocks_run_out(void **state)
     tear_down(&r);
 }
 
+/* Of requests with one long beginning the first computes it, the others wait for it and share. */
+static void test_prefix_that_comes_is_waited_for(void **state)
+{
+    (void)state;
+    int32_t ids[PROMPT_MAX];
+    struct plan plan;
+    struct rig r;
+    set_up_one(&r, &plan, 64, 0);
+    for (uint8_t i = 1; i <= 5; i++)
+        submit(&r, 0, i, prompt(ids, 1, 500, i + 10), 520, 2);
+    uint32_t n_rows = 0;
+    for (const struct pipeline_effect *e; (e = find(&r, 0, PIPELINE_DO_COMPUTE));) {
+        n_rows += e->compute.n_rows;
+        assert_true(compute(&r, 0));
+    }
+    assert_int_equal(n_rows, 500 + 5 * (20 + 1));
+    for (uint8_t i = 1; i <= 5; i++)
+        assert_int_equal(end_of(&r, 0, i)->end.timings.n_cached, i == 1 ? 0 : 500);
+    tear_down(&r);
+}
+
 static void test_what_can_never_fit_is_refused(void **state)
 {
     (void)state;
@@ -360,6 +381,7 @@ int main(void)
         cmocka_unit_test(test_entry_hears_what_was_held),
         cmocka_unit_test(test_oldest_idle_slot_goes_first),
         cmocka_unit_test(test_last_one_is_put_back_when_blocks_run_out),
+        cmocka_unit_test(test_prefix_that_comes_is_waited_for),
         cmocka_unit_test(test_what_can_never_fit_is_refused),
         cmocka_unit_test(test_prompts_take_turns),
         cmocka_unit_test(test_prompt_does_not_slow_streams_more_than_twofold),
