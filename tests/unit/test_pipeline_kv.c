@@ -329,7 +329,8 @@ static void step_to_tail(struct rig *r, const struct plan *plan, uint64_t number
                                       .boundary = 1,
                                       .slice_n = 1};
     f->step.n_controls = n;
-    memcpy(f->step.controls, controls, n * sizeof controls[0]);
+    if (n > 0)
+        memcpy(f->step.controls, controls, n * sizeof controls[0]);
     struct pipeline_event event = {.type = PIPELINE_FRAME};
     event.frame.from = r->id[0];
     event.frame.frame = f;
