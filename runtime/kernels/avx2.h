@@ -18,6 +18,7 @@
 #define AVX2_KEEP(v) __asm__("" : "+x"(v))
 
 void avx2_few(struct kernel_ops *ops);
+void avx2_opened(struct kernel_ops *ops);
 void avx2_panels(struct kernel_ops *ops);
 void avx2_dense(struct kernel_ops *ops);
 void avx2_rows(struct kernel_ops *ops);

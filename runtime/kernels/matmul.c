@@ -185,6 +185,13 @@ static void few_slice(const struct product *p, struct scratch s, uint32_t out, u
     float *rows = (float *)(void *)s.rows;
     for (uint32_t k = 0; k < n; k += CHUNK_MAX) {
         uint32_t len = MIN_OF(n - k, (uint32_t)CHUNK_MAX);
+        if (ops->open_panel[p->w->type]) {
+            float *panel = (float *)(void *)s.panels;
+            ops->open_panel[p->w->type](weights_at(p, out, first + k), stride, len / BLOCK, panel,
+                                        PANEL_OUTS);
+            ops->opened_few(panel, len, a->x + first + k, a->ldx, a->n_rows, ret, k > 0);
+            continue;
+        }
         for (uint32_t i = 0; i < PANEL_OUTS; i++)
             ops->open(p->w->type, weights_at(p, out + i * distance, 0), first + k, len,
                       rows + i * CHUNK_MAX);
@@ -299,9 +306,15 @@ static void pack_panel(const struct product *p, struct scratch s, uint32_t out, 
     for (uint32_t o = 0; o < p->outs; o += PANEL_OUTS)
         for (uint32_t k = 0; k < n; k += CHUNK_MAX) {
             uint32_t len = MIN_OF(n - k, (uint32_t)CHUNK_MAX);
+            float *at = (float *)(void *)panel + (size_t)k * p->outs + o;
+            if (p->opened && p->k->ops.open_panel[p->w->type] &&
+                out + o + PANEL_OUTS <= p->w->n_out) {
+                p->k->ops.open_panel[p->w->type](weights_at(p, out + o, first + k), p->w->row_bytes,
+                                                 len / BLOCK, at, p->outs);
+                continue;
+            }
             const uint8_t *w = rows_at(p, s, out + o, PANEL_OUTS, first + k, len, &stride);
-            p->k->ops.dense_pack[dense_type(p)](
-                w, stride, len, (float *)(void *)panel + (size_t)k * p->outs + o, p->outs);
+            p->k->ops.dense_pack[dense_type(p)](w, stride, len, at, p->outs);
         }
 }
 

@@ -77,6 +77,12 @@ typedef void dense_few_fn(const uint8_t *w, size_t stride, uint32_t n_in, const 
 /* PANEL_OUTS outputs into a panel of pitch ldp. */
 typedef void dense_pack_fn(const uint8_t *w, size_t stride, uint32_t n_in, float *panel,
                            size_t ldp);
+/* PANEL_OUTS quantised outputs opened to F32 into a panel of pitch ldp; and few rows on such a
+ * panel of pitch PANEL_OUTS, aligned to 64. */
+typedef void open_panel_fn(const uint8_t *w, size_t stride, uint32_t n_blocks, float *panel,
+                           size_t ldp);
+typedef void opened_few_fn(const float *panel, uint32_t n_in, const float *x, size_t ldx,
+                           uint32_t n_rows, float (*out)[PANEL_OUTS], bool resume);
 /* DENSE_OUTS outputs of n_rows (1..DENSE_ROWS) rows; the panel's pitch is ldp, the tile's ldx. */
 typedef void dense_tile_fn(const float *panel, size_t ldp, uint32_t n_in, const float *tile,
                            size_t ldx, uint32_t n_rows, float *y, size_t ldy, bool resume);
@@ -112,7 +118,9 @@ struct kernel_ops {
     dense_few_fn *dense_few[DENSE_TYPES];
     dense_pack_fn *dense_pack[DENSE_TYPES];
     dense_tile_fn *dense_tile;
-    uint32_t dense_rows, dense_outs; /* of tiles and panels */
+    open_panel_fn *open_panel[TENSOR_TYPES]; /* NULL: open rows one by one */
+    opened_few_fn *opened_few;               /* NULL together with these */
+    uint32_t dense_rows, dense_outs;         /* of tiles and panels */
     struct dense_whole whole;
 
     /* Row r of a tile of n_rows rows. */
