@@ -33,6 +33,7 @@ enum {
     AGENT_PEERS_US = 15 * 1000 * 1000, /* names given with --peer are looked up again */
     AGENT_LOAD_US = 120 * 1000 * 1000, /* a model that is asked for must run by then */
     AGENT_NO_FIT_US = 3 * 1000 * 1000, /* so long "does not fit" must last before clients hear it */
+    AGENT_REFUSED_US = 1000 * 1000,    /* and so long a refusal: another member may do it */
     AGENT_STOP_US = 12 * 1000 * 1000,  /* a polite stop gives up waiting then */
     AGENT_REMEMBER_US = 2 * 1000 * 1000,
 };
@@ -42,6 +43,7 @@ struct agent_epoch {
     struct epoch epoch;
     struct plan *plan; /* NULL: free slot */
     enum { AGENT_LOADING, AGENT_ABORTED, AGENT_INSTALLED } state;
+    bool broken; /* its file has changed: said to the node core */
 };
 
 /* A call that is answered later. */
@@ -66,7 +68,7 @@ struct agent_dial {
 struct agent_no_fit {
     bool used;
     struct hash256 model;
-    uint64_t since_us;
+    uint64_t since_us, patience_us;
     char text[ERR_TEXT_MAX];
 };
 
@@ -149,6 +151,10 @@ void agent_epoch_forget(struct agent_epoch *e);
 void agent_dial_data(struct agent *a, const struct node_id *peer, const struct address *to,
                      uint8_t kind);
 void agent_on_data_connection(void *context, int fd, const struct hello_result *result);
+/* The file of a stage that runs cannot be read, or is not what was loaded: its plan ends. */
+void agent_stage_broken(struct agent *a, const struct epoch *epoch);
+/* Looks whether the files of what runs are as they were. */
+void agent_check_files(struct agent *a);
 void agent_event_out(struct agent *a, const char *kind, const char *text);
 
 /* serve_spare.c */
@@ -178,7 +184,10 @@ void agent_calls_tick(struct agent *a, uint64_t now_us);
 void agent_model_runs(struct agent *a, const struct hash256 *model);
 void agent_model_cannot(struct agent *a, const struct hash256 *model, enum err e, const char *text);
 /* NULL: it fits again, or runs. */
-void agent_no_fit(struct agent *a, const struct hash256 *model, const char *text);
+void agent_no_fit(struct agent *a, const struct hash256 *model, const char *text,
+                  uint64_t patience_us);
+/* It was asked for again: what is said of it has to last once more before a client hears it. */
+void agent_no_fit_again(struct agent *a, const struct hash256 *model);
 void agent_calls_end(struct agent *a);
 
 /* status.c: new references */

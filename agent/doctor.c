@@ -67,7 +67,8 @@ static void check_models(struct agent *a, json_t *findings)
         control_model_at(node_control(a->node), i, &m);
         if (m.no_fit[0])
             say(findings, "problem", m.no_fit,
-                "add a machine, raise a memory limit or ask for a shorter context");
+                m.refused ? "put that right, then `covey load` the model: it is tried again"
+                          : "add a machine, raise a memory limit or ask for a shorter context");
     }
 }
 

@@ -442,6 +442,7 @@ static void compute(struct inference *inf, const struct pipeline_compute *c)
         in->broken = true;
         log_error(&inf->log, "%s: its file was cut short or cannot be read any more",
                   model_info(in->model)->name);
+        tell_loop(inf, LOOP_BROKEN, &in->epoch, sizeof in->epoch);
     }
     if (in->broken)
         e = ERR_IO;

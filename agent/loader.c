@@ -529,7 +529,7 @@ static enum err open_model(struct loader *l, const struct job *job, struct store
                            struct served_model **ret, struct err_text *text)
 {
     TRY(ensure_manifest(l, job, entry, text));
-    TRY(store_check_source(l->options.store, &job->model, text));
+    TRY(store_renew_source(l->options.store, &job->model, text));
     struct byte_range header = {0, entry->header_bytes};
     TRY(fetch_ranges(l, job, entry, &header, 1, text));
     char path[STORE_PATH_MAX];

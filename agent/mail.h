@@ -22,6 +22,7 @@ enum loop_mail {
     LOOP_STATS,     /* struct mail_stats */
     LOOP_STALL,     /* struct mail_stall */
     LOOP_USED,      /* struct mail_used */
+    LOOP_BROKEN,    /* struct epoch: the file of its stage cannot be read any more */
     LOOP_SLEPT,     /* uint64_t: clock_slept_us, which has jumped */
     LOOP_PROGRESS,  /* struct mail_progress, while it computes, at most every 100 ms */
     /* loader and other workers */

@@ -104,7 +104,7 @@ enum node_event_type {
     NODE_EVENT_MODEL,          /* model: added or changed */
     NODE_EVENT_MODEL_GONE,     /* model_id */
     NODE_EVENT_PREPARED,       /* epoch */
-    NODE_EVENT_PREPARE_FAILED, /* epoch, error, text */
+    NODE_EVENT_PREPARE_FAILED, /* epoch, error, text; also of one that runs and cannot go on */
     NODE_EVENT_RETIRED,        /* epoch: drained and released */
     NODE_EVENT_BANDWIDTH,      /* peer, address, bytes_per_s (0: could not be measured) */
     NODE_EVENT_LINK,           /* peer, up: state of the data link */
@@ -193,6 +193,7 @@ struct node_effect {
     uint64_t call;
     uint64_t expires_in_us; /* of an invitation */
     enum err error;
+    bool refused;     /* NO_ROUTE: a member cannot do its part, so waiting does not help */
     const char *word; /* static */
     char text[ERR_TEXT_MAX];
 };

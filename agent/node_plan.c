@@ -162,6 +162,7 @@ static void no_route(struct node *n, const struct control_effect *x, enum err er
         return;
     e->model = x->model;
     e->error = error;
+    e->refused = x->refused;
     (void)snprintf(e->text, sizeof e->text, "%s", x->text.text);
 }
 
@@ -304,7 +305,7 @@ enum err plan_event(struct node *n, const struct node_event *e, bool *ret_handle
         c.kind = CONTROL_PREPARE_FAILED;
         c.error = e->error;
         c.reason = e->text;
-        node_note(n, "prepare", "a part of a plan could not be prepared: %s",
+        node_note(n, "prepare", "a part of a plan cannot be computed here: %s",
                   e->text ? e->text : "");
         return node_feed_control(n, &c);
     case NODE_EVENT_RETIRED:

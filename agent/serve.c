@@ -265,6 +265,7 @@ static void on_timer(uv_timer_t *timer)
     check_sleep(a);
     if (now_us >= a->local_due_us) {
         agent_refresh_local(a);
+        agent_check_files(a);
         note_use(a);
     }
     if (now_us >= a->peers_due_us) {

@@ -205,6 +205,7 @@ static void on_load(struct agent *a, struct call *c)
     uint32_t keep_alive_s = is ? is->keep_alive_s : a->config.keep_alive_s;
     if (json_is_integer(json_object_get(call_args(c), "keep_alive_s")))
         keep_alive_s = (uint32_t)MIN_OF(number_arg(c, "keep_alive_s"), UINT32_MAX);
+    agent_no_fit_again(a, &held.model);
     if (same) /* it is used, or will be; perhaps it is only to stay for another time */
         (void)agent_step(a, &(struct node_event){.type = NODE_EVENT_WANT,
                                                  .model_id = held.model,
@@ -505,7 +506,16 @@ void agent_on_call(struct agent *a, struct call *take_call)
     }
 }
 
-void agent_no_fit(struct agent *a, const struct hash256 *model, const char *text)
+void agent_no_fit_again(struct agent *a, const struct hash256 *model)
+{
+    for (int i = 0; i < CONTROL_MODELS_MAX; i++) {
+        if (a->no_fits[i].used && hash256_eq(&a->no_fits[i].model, model))
+            a->no_fits[i].since_us = clock_monotonic_us();
+    }
+}
+
+void agent_no_fit(struct agent *a, const struct hash256 *model, const char *text,
+                  uint64_t patience_us)
 {
     struct agent_no_fit *f = NULL;
     for (int i = 0; i < CONTROL_MODELS_MAX; i++) {
@@ -520,6 +530,8 @@ void agent_no_fit(struct agent *a, const struct hash256 *model, const char *text
     if (f && text && !f->used)
         *f = (struct agent_no_fit){.used = true, .model = *model, .since_us = clock_monotonic_us()};
     if (f && text)
+        f->patience_us = patience_us;
+    if (f && text)
         (void)snprintf(f->text, sizeof f->text, "%s", text);
     else if (f)
         f->used = false;
@@ -529,7 +541,7 @@ static void say_no_fit(struct agent *a, uint64_t now_us)
 {
     for (int i = 0; i < CONTROL_MODELS_MAX; i++) {
         struct agent_no_fit *f = &a->no_fits[i];
-        if (!f->used || now_us < f->since_us + AGENT_NO_FIT_US)
+        if (!f->used || now_us < f->since_us + f->patience_us)
             continue;
         (void)inference_no_route(a->inference, &f->model, ERR_NO_FIT, f->text);
         agent_model_cannot(a, &f->model, ERR_NO_FIT, f->text);

@@ -129,6 +129,9 @@ static void on_mail(struct agent *a, struct mail *m)
         (void)agent_step(a, &e);
         break;
     }
+    case LOOP_BROKEN:
+        agent_stage_broken(a, m->bytes);
+        break;
     case LOOP_SLEPT: {
         uint64_t slept_us;
         memcpy(&slept_us, m->bytes, sizeof slept_us);

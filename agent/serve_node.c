@@ -95,6 +95,40 @@ static void do_prepare(struct agent *a, struct node_effect *x)
     *e = (struct agent_epoch){.epoch = x->epoch, .plan = TAKE(x->plan), .state = AGENT_LOADING};
 }
 
+void agent_stage_broken(struct agent *a, const struct epoch *epoch)
+{
+    struct agent_epoch *e = agent_epoch_find(a, epoch);
+    if (!e || e->state != AGENT_INSTALLED || e->broken)
+        return;
+    e->broken = true;
+    const struct plan *p = e->plan;
+    struct hash256 model = p->model;
+    struct err_text text = {""};
+    char path[STORE_PATH_MAX] = "?", sentence[ERR_TEXT_MAX];
+    (void)store_path(a->store, &model, path);
+    bool changed = store_check_source(a->store, &model, &text) != ERR_OK;
+    (void)snprintf(sentence, sizeof sentence,
+                   changed ? "%.60s: %.150s has changed or gone while it was in use: restore it or "
+                             "`covey pull` it again, then `covey load`"
+                           : "%.60s: %.150s could not be read: look at the disk, then `covey load`",
+                   p->model_name, path);
+    models_drop(a->models, &model); /* its mapping may have holes */
+    refuse_plan(a, epoch, changed ? ERR_STALE : ERR_IO, sentence);
+}
+
+void agent_check_files(struct agent *a)
+{
+    for (int i = 0; i < AGENT_EPOCHS_MAX; i++) {
+        struct agent_epoch *e = &a->epochs[i];
+        struct err_text text = {""};
+        if (!e->plan || e->state != AGENT_INSTALLED || e->broken ||
+            store_check_source(a->store, &e->plan->model, &text) == ERR_OK)
+            continue;
+        struct epoch epoch = e->epoch;
+        agent_stage_broken(a, &epoch);
+    }
+}
+
 static void do_retire(struct agent *a, const struct epoch *epoch)
 {
     struct agent_epoch *e = agent_epoch_find(a, epoch);
@@ -109,7 +143,7 @@ static void do_retire(struct agent *a, const struct epoch *epoch)
 static void do_route(struct agent *a, const struct plan *p)
 {
     (void)inference_route(a->inference, p);
-    agent_no_fit(a, &p->model, NULL);
+    agent_no_fit(a, &p->model, NULL, 0);
     struct served_model *open = models_get(a->models, &p->model);
     if (!open) {
         struct node_id holders[LOADER_HOLDERS_MAX];
@@ -339,7 +373,8 @@ static void carry_out(struct agent *a, struct node_effect *x)
         break;
     case NODE_EFFECT_NO_ROUTE:
         if (x->error == ERR_NO_FIT)
-            agent_no_fit(a, &x->model, x->text[0] ? x->text : NULL);
+            agent_no_fit(a, &x->model, x->text[0] ? x->text : NULL,
+                         x->refused ? AGENT_REFUSED_US : AGENT_NO_FIT_US);
         else
             (void)inference_no_route(a->inference, &x->model, x->error, x->text);
         break;

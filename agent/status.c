@@ -119,6 +119,7 @@ static json_t *model_json(struct agent *a, const struct agent_spares *spares,
         "{s:o, s:o, s:s, s:s, s:s, s:i, s:i, s:f, s:o, s:o, s:o}", "name", text_json(m->name), "id",
         hex_json(m->model.bytes), "epoch", alias, "state",
         p              ? "active"
+        : m->refused   ? "failed"
         : m->no_fit[0] ? "does not fit"
                        : "starting",
         "why", m->no_fit, "context", (int)(p ? p->context : m->context), "kv_positions",

@@ -472,6 +472,34 @@ enum err store_check_source(struct store *s, const struct hash256 *id, struct er
                    path);
 }
 
+enum err store_renew_source(struct store *s, const struct hash256 *id, struct err_text *text)
+{
+    char path[STORE_PATH_MAX] = "", name[MANIFEST_NAME_MAX] = "";
+    uint64_t n_bytes = 0;
+    struct stat st;
+    (void)pthread_mutex_lock(&s->mutex);
+    const struct entry *e = find(s, id);
+    if (e && e->source) {
+        (void)snprintf(path, sizeof path, "%s", e->source);
+        (void)snprintf(name, sizeof name, "%s", e->manifest->name);
+        n_bytes = e->manifest->files[0].n_bytes;
+    }
+    (void)pthread_mutex_unlock(&s->mutex);
+    if (!path[0] || store_check_source(s, id, text) == ERR_OK)
+        return ERR_OK;
+    _cleanup_(manifest_freep) struct manifest *m = NULL;
+    struct err_text unread = {""};
+    if (stat(path, &st) != 0 || (uint64_t)st.st_size != n_bytes ||
+        hash_model(path, name, NULL, NULL, &m, &unread) != ERR_OK || !hash256_eq(&m->id, id))
+        return ERR_STALE; /* the sentence is there */
+    (void)pthread_mutex_lock(&s->mutex);
+    enum err r = write_source(s, id, path);
+    if (r == ERR_OK)
+        r = reload(s, id);
+    (void)pthread_mutex_unlock(&s->mutex);
+    return r == ERR_OK ? r : err_set(text, r, "%s: cannot be added again", path);
+}
+
 enum err store_manifest_bytes(struct store *s, const struct hash256 *id, struct buf *ret)
 {
     (void)pthread_mutex_lock(&s->mutex);

@@ -59,6 +59,9 @@ enum err store_path(struct store *s, const struct hash256 *id, char ret[STORE_PA
 /* ERR_STALE, with a sentence that names the file, when the owner's file is no longer what was
  * hashed. Nothing is read: size and time of change tell. */
 enum err store_check_source(struct store *s, const struct hash256 *id, struct err_text *text);
+/* The same, but where only the time differs the file is hashed anew: the owner may have put back
+ * what was there before. */
+enum err store_renew_source(struct store *s, const struct hash256 *id, struct err_text *text);
 /* The encoded manifest, to serve to a peer. */
 enum err store_manifest_bytes(struct store *s, const struct hash256 *id, struct buf *ret);
 

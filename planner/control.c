@@ -388,16 +388,15 @@ void control_model_at(const struct control *c, uint32_t i, struct control_model 
         const struct wanted *w = &c->wanted[k];
         if (!w->wanted || i-- > 0)
             continue;
-        *ret = (struct control_model){w->model,
-                                      w->name,
-                                      w->context,
-                                      w->keep_alive_s,
-                                      w->precision,
-                                      control_active(c, &w->model),
-                                      ""};
+        *ret = (struct control_model){w->model,     w->name,
+                                      w->context,   w->keep_alive_s,
+                                      w->precision, control_active(c, &w->model),
+                                      "",           false};
         for (uint32_t n = 0; n < c->state.n_no_fit; n++)
-            if (hash256_eq(&c->state.no_fit[n].model, &w->model))
+            if (hash256_eq(&c->state.no_fit[n].model, &w->model)) {
                 ret->no_fit = c->state.no_fit[n].sentence;
+                ret->refused = c->state.no_fit[n].refused;
+            }
         return;
     }
 }

@@ -83,7 +83,8 @@ enum control_event_kind {
     CONTROL_WANT,           /* model, model_name, context (0: default), precision, keep_alive_s */
     CONTROL_UNWANT,         /* model */
     CONTROL_PREPARED,       /* epoch: loaded, memory reserved */
-    CONTROL_PREPARE_FAILED, /* epoch, error, reason; its memory is free again */
+    CONTROL_PREPARE_FAILED, /* epoch, error, reason; its memory is free again. Of an epoch that
+                               runs: it cannot be computed any more; RETIRE follows */
     CONTROL_COMMITTED,      /* epoch: frames of it are executed from now on */
     CONTROL_RETIRED,        /* epoch: its memory is free again (after ABORT, RETIRE or DRAIN) */
     CONTROL_SLEPT,          /* 2.5: we slept; sessions are gone */
@@ -138,6 +139,7 @@ struct control_effect {
     struct node_id node;
     struct hash256 model;
     struct plan plan; /* for PREPARE to RESUME and ACTIVE */
+    bool refused;     /* for NO_FIT: a member cannot do its part, so waiting does not help */
     struct err_text text;
 };
 
@@ -205,6 +207,7 @@ struct control_model {
     uint8_t precision;
     const struct plan *active; /* NULL: none */
     const char *no_fit;        /* "" or why nothing runs */
+    bool refused;              /* because a member cannot do its part */
 };
 /* Wanted models only. */
 uint32_t control_n_models(const struct control *c);

@@ -80,6 +80,30 @@ static void refusal_add(struct control *c, struct instance *in, const struct nod
     c->version++;
 }
 
+/* Something has changed for the model: a new wish, other files. Those that refused are asked again.
+ */
+void control_refusals_forget(struct control *c, const struct hash256 *model)
+{
+    for (uint32_t i = 0; i < c->n_instances; i++) {
+        struct instance *in = &c->instances[i];
+        if (!hash256_eq(&in->model, model) || in->n_refusals == 0)
+            continue;
+        in->n_refusals = in->n_failures = 0;
+        in->not_before_us = c->now_us;
+        in->refused = false;
+        memset(in->sentence, 0, sizeof in->sentence);
+        c->version++;
+    }
+}
+
+bool control_is_refused(const struct control *c, const struct hash256 *model)
+{
+    for (uint32_t i = 0; i < c->state.n_no_fit; i++)
+        if (hash256_eq(&c->state.no_fit[i].model, model))
+            return c->state.no_fit[i].refused;
+    return false;
+}
+
 static const struct refusal *refused(const struct control *c, const struct instance *in,
                                      const struct topology_node *node)
 {
@@ -288,16 +312,19 @@ static void no_plan(struct control *c, struct instance *in, const struct tracked
     in->not_before_us = c->now_us + SEARCH_SPACING_US;
     in->retry_us = c->now_us + NO_FIT_RETRY_US;
     in->searched_version = c->version;
+    bool any = false;
     char text[ERR_TEXT_MAX];
     (void)snprintf(text, sizeof text, "%s", sentence);
     for (uint32_t i = 0; i < in->n_refusals; i++)
         if (c->now_us < in->refusals[i].until_us) {
             char who[SHORT_ID_MAX];
             short_of_32(in->refusals[i].node.bytes, who);
-            (void)snprintf(text, sizeof text, "%.200s (%s refused: %.120s)", sentence, who,
-                           in->refusals[i].reason);
+            (void)snprintf(text, sizeof text, "%s refused: %.260s (%.80s)", who,
+                           in->refusals[i].reason, sentence);
+            any = true;
         }
     sentence_set(in, text);
+    in->refused = any;
     if (!active || in->cannot_move)
         return;
     in->cannot_move = true;
@@ -499,15 +526,24 @@ static bool only_a_flap(struct control *c, const struct tracked *t)
 
 /* The active epoch, if any. One that cannot run for long gives its memory back; until then it may
  * come to life again (a link that returns). */
-static struct tracked *watch_active(struct control *c, const struct hash256 *model)
+static struct tracked *watch_active(struct control *c, struct instance *in)
 {
-    struct tracked *active = control_tracked_of(c, model, TRACK_ACTIVE);
+    struct tracked *active = control_tracked_of(c, &in->model, TRACK_ACTIVE);
     if (!active)
         return NULL;
     if (!control_plan_broken(c, active)) {
         active->broken_us = 0;
         active->lost = false;
         return active;
+    }
+    for (uint32_t i = 0; i < active->plan.n_stages; i++) {
+        const struct plan_stage *s = &active->plan.stages[i];
+        if (active->at[i] != EPOCH_FAILED)
+            continue;
+        refusal_add(c, in, &s->node, s->boot_id, active->reason);
+        in->not_before_us = c->now_us;
+        control_track_as(c, active, TRACK_RETIRE);
+        return NULL;
     }
     if (active->broken_us == 0)
         active->broken_us = c->now_us;
@@ -537,7 +573,7 @@ void control_instance_drive(struct control *c, struct instance *in, const struct
         control_track_as(c, next, TRACK_ABORT);
         next = NULL;
     }
-    struct tracked *active = watch_active(c, &in->model);
+    struct tracked *active = watch_active(c, in);
     if (!next) {
         enum need need = need_of(c, in, w, active);
         if (need == NEED_NONE)

@@ -46,7 +46,7 @@ uint64_t control_reserved_bytes(const struct control *c)
 {
     uint64_t sum = 0;
     for (uint32_t i = 0; i < c->n_locals; i++)
-        if (c->locals[i].state != EPOCH_FAILED)
+        if (c->locals[i].state != EPOCH_FAILED || c->locals[i].releasing)
             sum += c->locals[i].plan.stages[c->locals[i].stage].memory_bytes;
     return sum;
 }
@@ -54,8 +54,12 @@ uint64_t control_reserved_bytes(const struct control *c)
 /* Makes it go: loading is aborted, a running one is stopped; the shell confirms. */
 static void local_end(struct control *c, struct local *l)
 {
-    if (l->state == EPOCH_FAILED) {
+    if (l->state == EPOCH_FAILED && !l->releasing) {
         local_drop(c, l);
+        return;
+    }
+    if (l->state == EPOCH_FAILED) { /* the shell is at it already */
+        local_set(c, l, EPOCH_GOING);
         return;
     }
     if (l->state == EPOCH_GOING)
@@ -89,7 +93,7 @@ static void refuse(struct control *c, const struct plan *p, enum err e, const ch
     struct local *l = local_find(c, &p->epoch.hash);
     if (!l) {
         for (uint32_t i = 0; i < c->n_locals && c->n_locals == CONTROL_LOCAL_MAX; i++)
-            if (c->locals[i].state == EPOCH_FAILED)
+            if (c->locals[i].state == EPOCH_FAILED && !c->locals[i].releasing)
                 local_drop(c, &c->locals[i]);
         if (c->n_locals == CONTROL_LOCAL_MAX)
             return;
@@ -164,7 +168,7 @@ enum err control_prepare_in(struct control *c, const struct node_id *from,
     if (e == ERR_UNSUPPORTED) /* the planner sees no such epoch in our reports, and gives up */
         return ERR_OK;
     struct local *known = local_find(c, &p.epoch.hash);
-    if (known && known->state != EPOCH_FAILED)
+    if (known && (known->state != EPOCH_FAILED || known->releasing))
         return ERR_OK;
     if (known)
         local_drop(c, known);
@@ -245,6 +249,16 @@ enum err control_command_in(struct control *c, const struct node_id *from,
     return ERR_OK;
 }
 
+/* It cannot be computed here any more (its file changed under us): it stops at once, and the
+ * planner hears the reason. */
+static void fail_running(struct control *c, struct local *l, const struct control_event *e)
+{
+    control_effect_plan(c, CONTROL_RETIRE, l);
+    l->releasing = true;
+    l->suspended = false;
+    refuse(c, &l->plan, e->error ? e->error : ERR_IO, e->reason);
+}
+
 enum err control_member_event(struct control *c, const struct control_event *e)
 {
     struct local *l = local_find(c, &e->epoch);
@@ -260,13 +274,19 @@ enum err control_member_event(struct control *c, const struct control_event *e)
             local_drop(c, l);
         else if (l->state == EPOCH_PREPARING || l->state == EPOCH_PREPARED)
             refuse(c, &l->plan, e->error ? e->error : ERR_INVALID, e->reason);
+        else if (executes(l))
+            fail_running(c, l, e);
         return ERR_OK;
     case CONTROL_COMMITTED:
         if (l->state == EPOCH_PREPARED && l->committing)
             local_set(c, l, EPOCH_COMMITTED);
         return ERR_OK;
     case CONTROL_RETIRED:
-        local_drop(c, l);
+        if (l->state == EPOCH_FAILED) /* the planner has still to hear why */
+            l->releasing = false;
+        else
+            local_drop(c, l);
+        c->report_due = true;
         return ERR_OK;
     default:
         return ERR_INVALID;
@@ -302,7 +322,9 @@ uint64_t control_state_digest(const struct state *s)
     for (uint32_t i = 0; i < s->n_no_fit; i++) {
         (void)crypto_generichash_update(&h, s->no_fit[i].model.bytes, 32);
         (void)crypto_generichash_update(&h, (const uint8_t *)s->no_fit[i].sentence,
-                                        strlen(s->no_fit[i].sentence));
+                                        strlen(s->no_fit[i].sentence) + 1);
+        uint8_t refused = s->no_fit[i].refused;
+        (void)crypto_generichash_update(&h, &refused, 1);
     }
     uint8_t out[32];
     (void)crypto_generichash_final(&h, out, sizeof out);
@@ -348,6 +370,7 @@ static enum err state_decode(const Covey__Control__State *m, struct state *ret)
         if (!control_take_hash(&m->no_fit[i]->model, &n->model))
             return ERR_CORRUPT;
         memcpy(n->sentence, m->no_fit[i]->sentence, MIN_OF(len, sizeof n->sentence - 1));
+        n->refused = m->no_fit[i]->refused;
     }
     return ERR_OK;
 }
@@ -404,6 +427,7 @@ static void state_tell(struct control *c, const struct state *next)
             if (!e)
                 return;
             e->model = a->model;
+            e->refused = a->refused;
             if (!k)
                 memcpy(e->text.text, a->sentence, sizeof e->text.text);
         }

@@ -347,6 +347,7 @@ static void state_make(struct control *c, struct state *ret)
             struct no_fit *n = &ret->no_fit[ret->n_no_fit++];
             n->model = w->model;
             memcpy(n->sentence, in->sentence, sizeof n->sentence);
+            n->refused = in->refused;
         }
     }
 }

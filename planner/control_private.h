@@ -20,7 +20,7 @@ enum {
     TRACKED_MAX = 64,       /* epochs that a planner follows */
     SHAPES_MAX = 32,        /* (model, precision) */
     LOOP_MAX = 256,         /* messages to ourselves within one step */
-    REASON_MAX = 160,       /* bytes of a refusal with the NUL */
+    REASON_MAX = 320,       /* bytes of a refusal with the NUL */
     RESEND_US = 500 * 1000, /* a command that is not yet reported done */
     BUSY_TICK_US = 100 * 1000,
     FRESH_US = 1500 * 1000,         /* hearsay younger than this is followed, older is doubted */
@@ -52,6 +52,7 @@ struct local {
     enum epoch_state state;
     bool committing; /* COMMIT was handed to the shell */
     bool suspended;
+    bool releasing;    /* failed while it ran: its memory is not free yet */
     bool cannot_move;  /* the planner has no place for it: leaving need not wait */
     uint64_t since_us; /* of the state */
     enum err error;
@@ -60,6 +61,7 @@ struct local {
 
 struct no_fit {
     struct hash256 model;
+    bool refused; /* a member cannot: waiting does not help */
     char sentence[ERR_TEXT_MAX];
 };
 
@@ -131,6 +133,7 @@ struct instance {
     bool retire_first; /* the last try was refused for want of memory */
     bool cannot_move;
     char sentence[ERR_TEXT_MAX]; /* why nothing runs */
+    bool refused;                /* the sentence is a refusal */
     struct refusal refusals[NODES_MAX];
     uint32_t n_refusals;
 };
@@ -296,6 +299,10 @@ void control_instance_end(struct control *c, const struct hash256 *model);
 /* The objective of a plan on the present topology for its model; INFINITY when it does not fit. */
 double control_plan_objective(struct control *c, const struct plan *p);
 void control_view_changed(struct control *c);
+/* Those that refused the model are asked again at once. */
+void control_refusals_forget(struct control *c, const struct hash256 *model);
+/* Does the planner say that a member refused? */
+bool control_is_refused(const struct control *c, const struct hash256 *model);
 
 /* control_wanted.c */
 struct wanted *control_wanted_find(struct control *c, const struct hash256 *model);

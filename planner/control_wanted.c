@@ -76,6 +76,7 @@ static bool wanted_merge(struct control *c, const struct wanted *in)
     c->hybrid_clock = MAX_OF(c->hybrid_clock, in->clock);
     c->persist_due = true;
     c->version++;
+    control_refusals_forget(c, &in->model);
     return true;
 }
 
@@ -173,7 +174,11 @@ static enum err want(struct control *c, const struct control_event *e)
     struct wanted *w = control_wanted_find(c, &e->model);
     if (w && w->wanted && w->context == e->context && w->precision == e->precision &&
         w->keep_alive_s == e->keep_alive_s) {
-        w->used_us = c->now_us; /* nothing new, but it is wanted now */
+        w->used_us = c->now_us;                 /* nothing new, but it is wanted now */
+        if (control_is_refused(c, &e->model)) { /* perhaps what was wrong has been put right */
+            control_refusals_forget(c, &e->model);
+            wanted_stamp(c, w, e->wall_ms);
+        }
         return ERR_OK;
     }
     uint32_t n_live = 0;
@@ -192,6 +197,7 @@ static enum err want(struct control *c, const struct control_event *e)
     w->precision = e->precision;
     w->keep_alive_s = e->keep_alive_s;
     w->used_us = c->now_us;
+    control_refusals_forget(c, &e->model);
     wanted_stamp(c, w, e->wall_ms);
     return ERR_OK;
 }

@@ -190,6 +190,7 @@ void control_send_state(struct control *c, const struct node_id *to)
         covey__control__no_fit__init(&s.no_fit[i]);
         s.no_fit[i].model = control_view_bytes(c->state.no_fit[i].model.bytes, 32);
         s.no_fit[i].sentence = control_view_text(c->state.no_fit[i].sentence);
+        s.no_fit[i].refused = c->state.no_fit[i].refused;
         s.no_fit_pointers[s.state.n_no_fit++] = &s.no_fit[i];
     }
     Covey__Control__Message m = COVEY__CONTROL__MESSAGE__INIT;

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import unittest
 
-from lab import Lab, TINY, binary
+from lab import Lab, TINY, binary, wait_for
 
 ASK = ("Once upon a time", "--raw", "--ignore-eos", "--temperature", "0", "--max-tokens", "40")
 
@@ -113,17 +113,61 @@ class Files(unittest.TestCase):
         self.assertIn(path, r.err)
         self.assertIn("has changed", r.err)
 
-    def test_answers_are_right_after_a_file_was_cut_and_restored(self):
-        """The pages that were missing must not stay zeros in a mapping that is kept."""
+    def assert_failed_by(self, path):
+        """Status and doctor say what is wrong, with the file's name."""
+        m = wait_for(lambda: self.agent.model() if self.agent.model()["state"] == "failed" else None, 10,
+                     lambda: f"the model failed: {self.agent.model()}")
+        self.assertIn(path, m["why"])
+        findings = [f for f in self.agent.ask("doctor")["findings"] if f["level"] == "problem"]
+        self.assertTrue(any(path in f["text"] for f in findings), findings)
+
+    def test_file_cut_while_it_runs(self):
+        """The answer ends with a sentence that names the file; the whole file runs again, with right answers, though
+        some pages of the mapping had become zeros."""
         path = copy_of_tiny(self.lab, "cut.gguf")
         self.load(path)
         expected = self.agent.run(*ASK)["token_ids"]
         os.truncate(path, 150000)
-        self.assertEqual(self.agent.call("run", "tiny", *ASK).code, 1)
-        self.agent.ok("stop", "tiny")
+        r = self.agent.call("run", "tiny", *ASK)
+        self.assertEqual(r.code, 4, r)
+        self.assertIn(path, r.err)
+        self.assertIn("tiny", r.err)
+        self.assertNotIn("again and again", r.err)
+        self.assert_failed_by(path)
+        again = self.agent.call("load", "tiny")
+        self.assertNotEqual(again.code, 0, again)
+        self.assertIn(path, again.err)
         shutil.copy(TINY, path)
-        self.load(path)
+        self.agent.ok("load", "tiny")
         self.assertEqual(self.agent.run(*ASK)["token_ids"], expected)
+
+    def test_file_changed_while_it_runs(self):
+        """Same size, other bytes: nobody asks, and it is noticed all the same."""
+        path = copy_of_tiny(self.lab, "other.gguf")
+        self.load(path)
+        expected = self.agent.run(*ASK)["token_ids"]
+        with open(path, "r+b") as f:
+            f.seek(os.path.getsize(path) - 100000)
+            f.write(os.urandom(1000))
+        self.assert_failed_by(path)
+        r = self.agent.call("run", "tiny", *ASK)
+        self.assertNotEqual(r.code, 0, r)
+        self.assertIn(path, r.err)
+        shutil.copy(TINY, path)
+        self.agent.ok("pull", path, "--name", "tiny")
+        self.assertEqual(self.agent.run(*ASK)["token_ids"], expected)
+
+    def test_repaired_model_is_not_refused_for_the_old_reason(self):
+        path = copy_of_tiny(self.lab, "repaired.gguf")
+        self.agent.ok("pull", path, "--name", "tiny")
+        os.truncate(path, 150000)
+        r = self.agent.call("load", "tiny", "--context", "256")
+        self.assertEqual(r.code, 4, r)
+        self.assertIn(path, r.err)
+        shutil.copy(TINY, path)
+        self.agent.ok("pull", path, "--name", "tiny")
+        self.agent.ok("load", "tiny", "--context", "256", timeout_s=20)
+        self.assertEqual(len(self.agent.run(*ASK)["token_ids"]), 40)
 
     def test_model_whose_file_is_gone_can_be_stopped(self):
         path = copy_of_tiny(self.lab, "gone.gguf")

@@ -89,6 +89,40 @@ static void test_reservations_never_exceed_the_limit(void **state)
     assert_int_equal(control_reserved_bytes(l->c), 58 << 20);
 }
 
+/* The file of a stage fails while it runs: it is stopped, its memory counts until it is free, and
+ * the reason stays in the reports. */
+static void test_what_runs_and_fails_is_stopped_with_its_reason(void **state)
+{
+    struct lab *l = *state;
+    follow_ann(l);
+    struct plan p = plan_of(ANN, 4, 1, "\x01\x02");
+    node(l, ME)->budget_bytes = 1 << 30;
+    show(l);
+    prepare(l, ANN, 4, &p);
+    command(l, ANN, 4, COMMIT, &p);
+    assert_int_equal(local_state(l, &p), EPOCH_COMMITTED);
+    uint64_t held = control_reserved_bytes(l->c);
+    assert_true(held > 0);
+    l->obedient = false;
+    forget(l);
+    assert_int_equal(feed(l, &(struct control_event){.kind = CONTROL_PREPARE_FAILED,
+                                                     .epoch = p.epoch.hash,
+                                                     .error = ERR_STALE,
+                                                     .reason = "/m.gguf has changed"}),
+                     ERR_OK);
+    assert_non_null(did(l, CONTROL_RETIRE));
+    assert_int_equal(local_state(l, &p), EPOCH_FAILED);
+    assert_string_equal(find(l, ANN, BODY(REPORT))->report->epochs[0]->reason,
+                        "/m.gguf has changed");
+    assert_int_equal(control_reserved_bytes(l->c), held);
+    struct control_event e = {.kind = CONTROL_RETIRED, .epoch = p.epoch.hash};
+    assert_int_equal(feed(l, &e), ERR_OK);
+    assert_int_equal(control_reserved_bytes(l->c), 0);
+    assert_int_equal(local_state(l, &p), EPOCH_FAILED);
+    command(l, ANN, 4, RETIRE, &p);
+    assert_int_equal(local_state(l, &p), EPOCH_NONE);
+}
+
 static void test_commands_of_old_terms_and_others_are_ignored(void **state)
 {
     struct lab *l = *state;
@@ -355,6 +389,51 @@ static void test_no_room_for_both_retires_first(void **state)
     struct plan q = prepared_plan(l, ANN);
     assert_int_equal(q.context, 1024);
     assert_true(epoch_cmp(&q.epoch, &p.epoch) > 0);
+}
+
+static void test_a_participant_that_fails_is_replaced_at_once(void **state)
+{
+    struct lab *l = *state;
+    become_planner(l, 3);
+    node(l, ANN)->stream_bytes_per_s = 30e9;
+    show(l);
+    struct plan p = start_two_stage_plan(l);
+    report(l, ANN, (struct report){.plan = &p, .state = EPOCH_PREPARED});
+    report(l, ANN, (struct report){.plan = &p, .state = EPOCH_COMMITTED});
+    assert_non_null(did(l, CONTROL_ACTIVE));
+    forget(l);
+    report(l, ANN, (struct report){.plan = &p, .state = EPOCH_FAILED, .error = ERR_STALE});
+    assert_non_null(did(l, CONTROL_INACTIVE));
+    assert_true(commanded(l, ANN, RETIRE, &p));
+    run(l, 300 * MS);
+    struct plan q = prepared_plan(l, BOB);
+    struct node_id ann = id_of(ANN);
+    assert_int_equal(plan_stage_of(&q, &ann), -1);
+}
+
+/* Nobody else can: that is told as a refusal, and a new wish asks the one again at once. */
+static void test_a_refusal_is_told_and_a_new_wish_asks_again(void **state)
+{
+    struct lab *l = *state;
+    become_planner(l, 2);
+    struct plan p = start_two_stage_plan(l);
+    report(l, ANN, (struct report){.plan = &p, .state = EPOCH_PREPARED});
+    report(l, ANN, (struct report){.plan = &p, .state = EPOCH_COMMITTED});
+    forget(l);
+    report(l, ANN, (struct report){.plan = &p, .state = EPOCH_FAILED, .error = ERR_STALE});
+    report(l, ANN, (struct report){0});
+    run(l, SECOND);
+    struct control_model m;
+    control_model_at(l->c, 0, &m);
+    assert_null(m.active);
+    assert_true(m.refused);
+    assert_non_null(strstr(m.no_fit, "refused"));
+    forget(l);
+    assert_int_equal(want(l, 0, 0), ERR_OK);
+    run(l, 300 * MS);
+    (void)prepared_plan(l, ANN);
+    control_model_at(l->c, 0, &m);
+    assert_false(m.refused);
 }
 
 static void test_a_lost_participant_is_replaced_at_once(void **state)
@@ -721,6 +800,7 @@ int main(void)
         CASE(test_a_plan_is_prepared_committed_and_becomes_current),
         CASE(test_refusals_of_a_participant),
         CASE(test_reservations_never_exceed_the_limit),
+        CASE(test_what_runs_and_fails_is_stopped_with_its_reason),
         CASE(test_commands_of_old_terms_and_others_are_ignored),
         CASE(test_a_prepared_plan_lapses_after_a_minute_without_planner),
         CASE(test_a_running_plan_outlives_its_planner_while_frames_flow),
@@ -733,6 +813,8 @@ int main(void)
         CASE(test_a_commit_that_is_not_complete_in_two_seconds_is_aborted),
         CASE(test_a_refusal_moves_the_plan_to_others),
         CASE(test_no_room_for_both_retires_first),
+        CASE(test_a_participant_that_fails_is_replaced_at_once),
+        CASE(test_a_refusal_is_told_and_a_new_wish_asks_again),
         CASE(test_a_lost_participant_is_replaced_at_once),
         CASE(test_a_report_that_comes_late_is_skipped),
         CASE(test_a_session_that_flaps_moves_no_plan),
