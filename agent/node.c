@@ -160,6 +160,9 @@ static void on_trust_effect(struct node *n, const struct trust_effect *x)
     case TRUST_EFFECT_REJECTED:
     case TRUST_EFFECT_REFUSED:
         sessions_rejected(n, x->session, x->reason);
+        if (x->kind == TRUST_EFFECT_REJECTED && x->reason == TRUST_REASON_CLONE)
+            (void)node_feed_swim(
+                n, &(struct swim_event){.type = SWIM_EVENT_RIVAL, .boot_id = x->peer.self.boot_id});
         if (x->reason != TRUST_REASON_SELF)
             node_note(n, "refused", "a connection was refused (%s)", trust_reason_name(x->reason));
         break;

@@ -23,6 +23,7 @@ enum {
     DIAL_MEMBER_MAX_US = 2 * 1000 * 1000, /* after healing all meet within 5 s */
     DIAL_STRANGER_MAX_US = 10 * 1000 * 1000,
     DIAL_JOIN_US = 400 * 1000,
+    DIAL_CLONE_US = 1000 * 1000, /* so often its life is proved: sooner than gossip doubts it */
     DIAL_DEADLINE_US = 4 * 1000 * 1000, /* a dial that the shell never reported back on */
     /* Of several addresses some may be dead and say nothing: the first round over them is quick,
      * each further one twice as patient, up to the deadline. */
@@ -102,8 +103,8 @@ struct peer {
 
 struct found {
     struct node_found is;
-    bool used, ours, invites; /* tag matches; its invite tag is the one we look for */
-    bool has_peer, is_self;
+    bool used, ours, invites;         /* tag matches; its invite tag is the one we look for */
+    bool has_peer, is_self, is_clone; /* clone: our own key, at the last try */
     struct node_id peer;
     uint64_t heard_us; /* its last announcement */
     uint64_t dial_due_us, dial_wait_us, dialling;

@@ -295,6 +295,8 @@ void sessions_down(struct node *n, uint64_t session, enum node_down how)
     struct found *f = found_find(n, was.instance);
     if (f && f->dialling == session) {
         uint64_t most = n->join_call ? DIAL_JOIN_US : DIAL_STRANGER_MAX_US;
+        most = f->is_clone ? DIAL_CLONE_US : most;
+        f->is_clone = false;
         f->dialling = 0;
         if (was.purpose == PURPOSE_JOIN && was.state == SESSION_DIALLING) {
             f->n_join_denied += how == NODE_DOWN_DENIED;
@@ -346,6 +348,8 @@ void sessions_rejected(struct node *n, uint64_t session, enum trust_reason reaso
     struct found *f = s ? found_find(n, s->instance) : NULL;
     if (f && reason == TRUST_REASON_SELF)
         f->is_self = true;
+    if (f && reason == TRUST_REASON_CLONE)
+        f->is_clone = true;
 }
 
 /* ---- what discovery says ---- */

@@ -361,6 +361,9 @@ static enum err on_event(struct swim *s, struct swim_update *u, const struct swi
         s->step = e->step;
         s->layers_done = e->layers_done;
         return ERR_OK;
+    case SWIM_EVENT_RIVAL:
+        claim_meet_rival(s, u, e->boot_id);
+        return ERR_OK;
     case SWIM_EVENT_SLEPT:
         on_slept(s, u);
         return ERR_OK;

@@ -106,6 +106,7 @@ enum swim_event_type {
     SWIM_EVENT_MESSAGE,    /* peer, bytes, len: from the session */
     SWIM_EVENT_SET_RECORD, /* kind, bytes, len: our own; unchanged bytes change nothing */
     SWIM_EVENT_BUSY,       /* step, layers_done */
+    SWIM_EVENT_RIVAL,      /* boot_id: just now another process proved that it has our key */
     SWIM_EVENT_SLEPT,      /* we were asleep until now (PROTOCOL 2.5) */
     SWIM_EVENT_GOING_ASLEEP, /* tells everybody */
     SWIM_EVENT_LEAVING,      /* says goodbye to everybody; afterwards we refute nothing */
@@ -133,6 +134,7 @@ struct swim_event {
     uint32_t len;
     uint64_t step;
     uint32_t layers_done;
+    uint64_t boot_id;
 };
 
 struct swim_path_view {

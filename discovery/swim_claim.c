@@ -9,7 +9,9 @@
  * boot_id that is not below its own jumps above it and names that boot as its `rival`. A dead
  * process cannot answer. A live one jumps again and names the newcomer as *its* rival, and a claim
  * by another boot that names ours is the proof that it lived after we started: both say `conflict`
- * and repeat it, each above the other, until one falls silent. */
+ * and repeat it, each above the other, until one falls silent. Others keep one session with a key,
+ * so that one of the two may be heard by nobody; but the two also meet in a handshake, where each
+ * proves the key to the other. */
 #include "discovery/swim_internal.h"
 
 int claim_cmp(const struct claim *a, const struct claim *b)
@@ -114,6 +116,26 @@ void claim_self(struct swim *s, struct swim_update *u, enum swim_state state)
     raise_self(s, u, s->rival_incarnation, state);
 }
 
+static void conflict_begin(struct swim *s, struct swim_update *u, uint64_t boot_id, uint64_t above)
+{
+    s->conflict_claim_at_us = s->now_us + s->o.conflict_claim_us;
+    struct swim_effect *e = effect_add(s, u, SWIM_EFFECT_SELF_CONFLICT, &s->nodes[0]);
+    if (e)
+        e->boot_id = boot_id;
+    raise_self(s, u, above, SWIM_CONFLICT);
+}
+
+void claim_meet_rival(struct swim *s, struct swim_update *u, uint64_t boot_id)
+{
+    struct node *me = &s->nodes[0];
+    if (s->silent || boot_id == me->claim.boot_id)
+        return;
+    s->conflict_seen_us = s->now_us;
+    me->claim.rival = boot_id;
+    if (me->claim.state != SWIM_CONFLICT)
+        conflict_begin(s, u, boot_id, s->rival_incarnation);
+}
+
 static void hear_of_rival(struct swim *s, struct swim_update *u, const struct claim *c)
 {
     struct node *me = &s->nodes[0];
@@ -136,11 +158,7 @@ static void hear_of_rival(struct swim *s, struct swim_update *u, const struct cl
                            s->now_us + pause_us + rng_below(&s->rng, pause_us + 1));
             return;
         }
-        s->conflict_claim_at_us = s->now_us + s->o.conflict_claim_us;
-        struct swim_effect *e = effect_add(s, u, SWIM_EFFECT_SELF_CONFLICT, me);
-        if (e)
-            e->boot_id = c->boot_id;
-        raise_self(s, u, c->incarnation, SWIM_CONFLICT);
+        conflict_begin(s, u, c->boot_id, c->incarnation);
     } else if (above && me->claim.state != SWIM_CONFLICT) {
         raise_self(s, u, c->incarnation, me->claim.state);
     }

@@ -196,6 +196,7 @@ void claim_hear(struct swim *s, struct swim_update *u, struct node *n, const str
 void claim_suspect(struct swim *s, struct swim_update *u, struct node *n);
 void claim_dead(struct swim *s, struct swim_update *u, struct node *n);
 /* Our own new claim: a higher incarnation with this state. */
+void claim_meet_rival(struct swim *s, struct swim_update *u, uint64_t boot_id);
 void claim_self(struct swim *s, struct swim_update *u, enum swim_state state);
 void claim_timers(struct swim *s, struct swim_update *u);
 uint64_t claim_due(const struct swim *s);

@@ -284,6 +284,9 @@ static void handle(struct sim *w, struct event *e)
     case EV_NAP:
         chaos_nap(w, e->x);
         break;
+    case EV_CLONE_GONE:
+        chaos_clone_gone(w);
+        break;
     case EV_FAULT:
         chaos_fault(w);
         break;
@@ -306,7 +309,7 @@ static void tear_down(struct sim *w)
     for (uint32_t i = 0; i < w->n_heap; i++)
         free(w->heap[i].p);
     free(w->heap);
-    for (uint32_t i = 0; i < w->n; i++) {
+    for (uint32_t i = 0; i < w->n_all; i++) {
         struct machine *m = &w->machines[i];
         if (m->alive)
             machine_kill(w, m, true, false);

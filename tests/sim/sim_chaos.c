@@ -122,7 +122,9 @@ void chaos_begin(struct sim *w)
 {
     static const uint8_t sizes[] = {2, 2, 3, 3, 3, 4, 4, 5, 5, 6, 8, 12};
     uint32_t n = w->o.n_machines ? w->o.n_machines : sizes[sim_below(w, sizeof sizes)];
-    w->n = w->r->n_machines = n;
+    w->n = w->n_all = w->r->n_machines = n;
+    if (sim_has(w, SIM_CLONES) && n < MACHINES)
+        w->n_all = n + 1;
     uint64_t chaos_us = (w->o.chaos_ms ? w->o.chaos_ms : 4000 + sim_below(w, 14000)) * MS;
     w->chaos_end_us = QUIET_US + chaos_us;
     make_models(w);
@@ -401,6 +403,55 @@ static void fault_revoke(struct sim *w, struct machine *m)
     m->wants_in = false;
 }
 
+static uint8_t *copy_of(const uint8_t *bytes, size_t n)
+{
+    uint8_t *copy = sim_alloc(n);
+    if (n)
+        memcpy(copy, bytes, n);
+    return copy;
+}
+
+/* A disk is copied, key and all, and both machines run. */
+static void fault_clone(struct sim *w, struct machine *m)
+{
+    struct machine *c = &w->machines[w->n];
+    if (w->n_all == w->n || c->alive || !chaos_is_member(w, m) || m->number == 0)
+        return;
+    free(c->trust_bytes);
+    free(c->control_bytes);
+    uint32_t boot = c->boot; /* events of an earlier clone are over */
+    *c = *m;
+    c->number = w->n;
+    c->node = NULL;
+    c->pipeline = NULL;
+    c->trust_bytes = copy_of(m->trust_bytes, m->n_trust_bytes);
+    c->control_bytes = copy_of(m->control_bytes, m->n_control_bytes);
+    c->boot = boot;
+    c->address.ip[3] = 200;
+    c->shown[0] = c->address;
+    c->n_shown = 1;
+    c->wants_in = c->busy = c->alive = false;
+    c->depth = 0;
+    c->inbox = c->loop = (struct mailbox_sim){.first = NULL};
+    memset(c->instances, 0, sizeof c->instances);
+    memset(c->loading, 0, sizeof c->loading);
+    rng_seed(&c->rng, rng_u64(&w->rng));
+    w->cloned = m->number;
+    sim_trace(w, "%u is a clone of %u", c->number, m->number);
+    machine_start(w, c);
+    sim_post(w, w->now + 6 * SECOND + sim_below(w, 4 * SECOND), EV_CLONE_GONE, NOBODY);
+}
+
+void chaos_clone_gone(struct sim *w)
+{
+    struct machine *c = &w->machines[w->n];
+    if (!c->alive)
+        return;
+    check_conflict(w);
+    w->clone_gone_us = w->now;
+    machine_kill(w, c, sim_chance(w, 2), false);
+}
+
 static void fault_cut(struct sim *w)
 {
     if (w->n_live > 0)
@@ -411,7 +462,7 @@ void chaos_fault(struct sim *w)
 {
     static const enum sim_fault kinds[] = {SIM_CUTS,    SIM_CUTS,    SIM_PARTITIONS, SIM_PARTITIONS,
                                            SIM_CRASHES, SIM_CRASHES, SIM_SLEEP,      SIM_LEAVES,
-                                           SIM_MEMORY,  SIM_REVOKES};
+                                           SIM_MEMORY,  SIM_REVOKES, SIM_CLONES};
     enum sim_fault kind = kinds[sim_below(w, ARRAY_LEN(kinds))];
     while (!sim_has(w, kind) && !w->healed && (w->o.faults & SIM_ANY_EVENT))
         kind = kinds[sim_below(w, ARRAY_LEN(kinds))];
@@ -433,6 +484,8 @@ void chaos_fault(struct sim *w)
         fault_leave(w, m);
     else if (kind == SIM_REVOKES)
         fault_revoke(w, m);
+    else if (kind == SIM_CLONES && awake)
+        fault_clone(w, m);
     else if (kind == SIM_MEMORY && awake)
         machine_budget(w, m, m->budget_usual_bytes / 10 * (4 + sim_below(w, 8)));
 }
@@ -453,7 +506,9 @@ static bool revoked_everywhere(const struct sim *w, const struct machine *m)
 /* Every machine runs, is awake, reaches every other and is a member; only then the time counts. */
 void chaos_heal(struct sim *w)
 {
-    bool ready = true;
+    /* A conflict ends when the other has been silent for 3.5 s. */
+    bool ready =
+        w->n_all == w->n || (!w->machines[w->n].alive && w->now >= w->clone_gone_us + 2 * SECOND);
     w->o.faults &=
         ~(uint32_t)(SIM_DATAGRAMS | SIM_STALLS | SIM_CUTS | SIM_PARTITIONS | SIM_CRASHES |
                     SIM_SLEEP | SIM_LEAVES | SIM_MEMORY | SIM_NAPS | SIM_REVOKES | SIM_CLONES);

@@ -73,7 +73,7 @@ static void check_incarnations(struct sim *w, struct machine *m)
     m->own_incarnation = own;
     for (uint32_t i = 0; i < w->n; i++) {
         struct swim_member_view v;
-        if (i == m->number)
+        if (node_id_eq(&w->machines[i].identity.id, &m->identity.id))
             continue;
         if (!swim_member(s, &w->machines[i].identity.id, &v)) {
             m->incarnations[i] = 0; /* forgotten with its membership */
@@ -154,7 +154,9 @@ void check_plan(struct sim *w, struct machine *m, const struct plan *p)
         const struct epoch *e = &w->plans[i].epoch;
         if (hash256_eq(&e->hash, &p->epoch.hash))
             return;
-        if (epoch_cmp(e, &p->epoch) == 0)
+        bool clone =
+            w->n_all > w->n && node_id_eq(&e->planner, &w->machines[w->cloned].identity.id);
+        if (epoch_cmp(e, &p->epoch) == 0 && !clone) /* the hash tells plans of a clone apart */
             sim_fail(w, "two plans have the epoch (%llu, %u, %llu)", (unsigned long long)e->term,
                      sim_number(w, &e->planner), (unsigned long long)e->sequence);
     }
@@ -326,6 +328,32 @@ static bool same_wishes(const struct control *a, const struct control *b)
             return false;
     }
     return true;
+}
+
+/* 1.7: two live machines with one key. Both are excluded, from the membership and from plans. */
+void check_conflict(struct sim *w)
+{
+    const struct node_id *id = &w->machines[w->cloned].identity.id;
+    for (uint32_t i = 0; i < w->n_all; i++) {
+        struct machine *m = &w->machines[i];
+        struct swim_member_view v;
+        if (!m->alive)
+            continue;
+        if (i == w->cloned || i == w->n) {
+            if (swim_self_state(node_swim(m->node)) != SWIM_CONFLICT)
+                sim_fail(w, "machine %u does not know that its key is used twice", i);
+            continue;
+        }
+        if (swim_member(node_swim(m->node), id, &v) && v.state != SWIM_CONFLICT)
+            sim_fail(w, "machine %u holds %u %s, and its key is used twice", i, w->cloned,
+                     swim_state_name(v.state));
+        for (uint32_t k = 0; k < MODELS; k++) {
+            const struct plan *p = control_active(node_control(m->node), &w->shapes[k].model);
+            if (p && plan_stage_of(p, id) >= 0)
+                sim_fail(w, "machine %u routes through %u, and its key is used twice", i,
+                         w->cloned);
+        }
+    }
 }
 
 bool check_agree(struct sim *w, char ret[256])

@@ -34,30 +34,31 @@ enum {
 };
 
 enum kind {
-    EV_TICK,      /* machine */
-    EV_PIPE_TICK, /* machine */
-    EV_READ,      /* conn x, end y */
-    EV_DATAGRAM,  /* p: struct datagram_in_flight */
-    EV_DIAL,      /* p: struct dial */
-    EV_READY,     /* conn x: the dialler's end */
-    EV_DEADLINE,  /* conn x, end y: still not authenticated? */
-    EV_DOWN,      /* conn x, end y */
-    EV_LINK_DIAL, /* machine, peer x, conn y of the session */
-    EV_MEASURED,  /* machine, peer x, y: bytes per second */
-    EV_FOUND,     /* machine hears of x; p: struct node_found */
-    EV_ANNOUNCE,  /* machine, again and again */
-    EV_INBOX,     /* machine: mail for the data plane */
-    EV_LOOP_MAIL, /* machine: mail for the node core */
-    EV_COMPUTED,  /* machine */
-    EV_LOADED,    /* machine, x: index of its loading table */
-    EV_STOP_LATE, /* machine */
-    EV_START,     /* machine x */
-    EV_WAKE,      /* machine x */
-    EV_PERSON,    /* members are invited until all are in */
-    EV_WANT,      /* x: model, y: 1 want, 0 no longer */
-    EV_SUBMIT,    /* x: request */
-    EV_CANCEL,    /* x: request */
-    EV_NAP,       /* x: request, whose entry falls asleep */
+    EV_TICK,       /* machine */
+    EV_PIPE_TICK,  /* machine */
+    EV_READ,       /* conn x, end y */
+    EV_DATAGRAM,   /* p: struct datagram_in_flight */
+    EV_DIAL,       /* p: struct dial */
+    EV_READY,      /* conn x: the dialler's end */
+    EV_DEADLINE,   /* conn x, end y: still not authenticated? */
+    EV_DOWN,       /* conn x, end y */
+    EV_LINK_DIAL,  /* machine, peer x, conn y of the session */
+    EV_MEASURED,   /* machine, peer x, y: bytes per second */
+    EV_FOUND,      /* machine hears of x; p: struct node_found */
+    EV_ANNOUNCE,   /* machine, again and again */
+    EV_INBOX,      /* machine: mail for the data plane */
+    EV_LOOP_MAIL,  /* machine: mail for the node core */
+    EV_COMPUTED,   /* machine */
+    EV_LOADED,     /* machine, x: index of its loading table */
+    EV_STOP_LATE,  /* machine */
+    EV_START,      /* machine x */
+    EV_WAKE,       /* machine x */
+    EV_PERSON,     /* members are invited until all are in */
+    EV_WANT,       /* x: model, y: 1 want, 0 no longer */
+    EV_SUBMIT,     /* x: request */
+    EV_CANCEL,     /* x: request */
+    EV_NAP,        /* x: request, whose entry falls asleep */
+    EV_CLONE_GONE, /* the clone is found and stopped */
     EV_FAULT,
     EV_UNBLOCK, /* x, y: machines; y == MACHINES: a whole side */
     EV_HEAL,
@@ -254,7 +255,9 @@ struct sim {
     uint64_t now, order;
     struct event *heap;
     uint32_t n_heap, cap_heap;
-    uint32_t n;
+    uint32_t n, n_all; /* without and with the place of a clone, which is the last */
+    uint32_t cloned;   /* whose */
+    uint64_t clone_gone_us;
     struct machine machines[MACHINES];
     struct conn *conns[CONNS];
     uint32_t n_conns;
@@ -344,6 +347,7 @@ void net_free(struct sim *w);
 /* sim_chaos.c */
 void chaos_begin(struct sim *w);
 void chaos_fault(struct sim *w);
+void chaos_clone_gone(struct sim *w);
 void chaos_nap(struct sim *w, uint32_t request);
 void chaos_heal(struct sim *w);
 void chaos_unblock(struct sim *w, uint32_t x, uint32_t y);
@@ -369,6 +373,7 @@ void check_end(struct sim *w, struct machine *m, const struct pipeline_effect *e
 /* Do all machines see the same? If not, *ret says what differs. */
 bool check_agree(struct sim *w, char ret[256]);
 bool check_runs(struct sim *w, char ret[256]);
+void check_conflict(struct sim *w);
 void check_all_ended(struct sim *w);
 
 #endif

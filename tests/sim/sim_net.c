@@ -301,7 +301,7 @@ void net_read(struct sim *w, const struct event *event)
 
 static uint32_t machine_at(const struct sim *w, const struct address *a, uint16_t port)
 {
-    for (uint32_t i = 0; i < w->n; i++) {
+    for (uint32_t i = 0; i < w->n_all; i++) {
         if (memcmp(w->machines[i].address.ip, a->ip, 4) == 0 && a->port == port)
             return i;
     }
@@ -501,7 +501,7 @@ static void instance_name(const struct machine *m, char ret[NODE_INSTANCE_MAX])
 /* To all that multicast reaches now; it is repeated, and sometimes lost. */
 void net_announce(struct sim *w, struct machine *m, bool gone)
 {
-    for (uint32_t i = 0; i < w->n; i++) {
+    for (uint32_t i = 0; i < w->n_all; i++) {
         struct machine *to = &w->machines[i];
         if (to == m || !to->alive || to->asleep || !net_open(w, m->number, i) ||
             (sim_has(w, SIM_DATAGRAMS) && sim_chance(w, 4)))

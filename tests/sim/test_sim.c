@@ -5,8 +5,8 @@
  *   COVEY_SEED=N test_sim         that seed alone; COVEY_TRACE=1 says what happens
  *   COVEY_SEEDS=N test_sim        so many seeds of each world; COVEY_FIRST=N: from there on
  *   COVEY_WORLD=NAME test_sim     that world alone
- *   test_sim --finds N            ends well when one of N seeds breaks a promise: for cores with a
- *                                 planted fault */
+ *   test_sim --finds N [WORLD]    ends well when one of N seeds of each world, or of that one,
+ * breaks a promise: for cores with a planted fault */
 #include "tests/sim/sim.h"
 
 #include <stdio.h>
@@ -32,6 +32,7 @@ static const struct world_kind KINDS[] = {
     {"memory", SIM_MEMORY | SIM_WANTS | SIM_LOADS, 0, 100},
     {"revokes", SIM_REVOKES | SIM_CUTS | SIM_PARTITIONS | SIM_DATAGRAMS, 0, 60},
     {"addresses", SIM_DEAD_ADDRESSES | SIM_CUTS | SIM_CRASHES | SIM_PARTITIONS, 0, 60},
+    {"clones", SIM_CLONES | SIM_DATAGRAMS, 0, 40},
     {"all", SIM_ALL, 0, 240},
 };
 enum { N_KINDS = sizeof KINDS / sizeof KINDS[0] };
@@ -51,11 +52,13 @@ static void run_one(const struct world_kind *kind, uint64_t seed, struct sim_res
     sim_run(&o, r);
 }
 
-static int find_a_failure(uint64_t n)
+static int find_a_failure(uint64_t n, const char *world)
 {
     for (uint64_t seed = 1; seed <= n; seed++) {
         for (int i = N_KINDS; i-- > 0;) {
             struct sim_result r;
+            if (world[0] && strcmp(world, KINDS[i].name) != 0)
+                continue;
             run_one(&KINDS[i], seed, &r);
             if (!r.failure[0])
                 continue;
@@ -125,8 +128,8 @@ int main(int argc, char **argv)
 {
     if (sodium_init() < 0)
         return 1;
-    if (argc == 3 && strcmp(argv[1], "--finds") == 0)
-        return find_a_failure(strtoull(argv[2], NULL, 10));
+    if (argc >= 3 && strcmp(argv[1], "--finds") == 0)
+        return find_a_failure(strtoull(argv[2], NULL, 10), argc > 3 ? argv[3] : "");
     const char *only = getenv("COVEY_WORLD");
     uint32_t n_failed = only ? 0 : check_repeats();
     for (int i = 0; i < N_KINDS; i++) {
