@@ -455,6 +455,19 @@ static uint64_t patience_us(uint32_t n_addresses, uint32_t n_rounds)
     return MIN_OF((uint64_t)DIAL_DEADLINE_US, (uint64_t)DIAL_PATIENCE_US << MIN_OF(n_rounds, 4u));
 }
 
+/* Where another address has led to the peer in this run, one that never has gets little time: after
+ * a partition the good one must come round soon. */
+static uint64_t peer_patience_us(const struct peer *p, const struct address *a)
+{
+    bool proved = false, any = false;
+    for (uint32_t i = 0; i < p->n_addresses; i++) {
+        bool this = p->addresses[i].proved_us > 0;
+        any = any || this;
+        proved = proved || (this && address_eq(&p->addresses[i].address, a));
+    }
+    return any && !proved ? DIAL_PATIENCE_US : patience_us(p->n_addresses, p->n_rounds);
+}
+
 static void dial_peer(struct node *n, struct peer *p)
 {
     if (p->session || p->dialling || p->n_addresses == 0 || n->now_us < p->dial_due_us ||
@@ -468,7 +481,7 @@ static void dial_peer(struct node *n, struct peer *p)
     }
     p->dialling = s->id;
     p->dialled_us = p->dialled_us ? p->dialled_us : n->now_us;
-    s->patience_us = patience_us(p->n_addresses, p->n_rounds);
+    s->patience_us = peer_patience_us(p, a);
 }
 
 /* May the token be this one's? */
