@@ -127,6 +127,7 @@ struct agent {
     struct hash256 measured_model;
     double measured_token_us; /* from token to token, in the last long answer that this node gave */
     bool stopping, stopped, failed;
+    char failure[ERR_TEXT_MAX]; /* why, when it failed */
 };
 
 /* serve.c */

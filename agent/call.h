@@ -22,7 +22,7 @@ enum call_kind {
     CALL_NODES,  /* reply: {"nodes": […]} */
     CALL_MODELS, /* reply: {"models": […]}: what any member holds, what is wanted and what runs */
     CALL_PLAN,   /* args {"model", "context", "explain"}; reply: plan, prediction, candidates */
-    CALL_INVITE, /* args {"ttl_s", "worker"}; reply {"token", "expires_at"} */
+    CALL_INVITE, /* args {"ttl_s", "worker"}; reply {"token", "expires_at", "ttl_s"} */
     CALL_JOIN,   /* args {"token", "peer", "leave"}; replies when joined or failed */
     CALL_REVOKE, /* args {"node"} */
     CALL_LEAVE,  /* leave the cluster for good */

@@ -130,11 +130,16 @@ static void show_text(const json_t *j)
 static void show_token(const json_t *j)
 {
     const char *token = json_string_value(json_object_get(j, "token"));
+    char for_long[32];
+    int64_t left_s = json_integer_value(json_object_get(j, "ttl_s"));
+    if (left_s >= 120 && left_s % 60 == 0)
+        (void)snprintf(for_long, sizeof for_long, "%lld minutes", (long long)left_s / 60);
+    else
+        (void)snprintf(for_long, sizeof for_long, "%lld second%s", (long long)left_s,
+                       left_s == 1 ? "" : "s");
     (void)printf("%s\n", token ? token : "");
-    (void)fprintf(stderr,
-                  "On the other machine: covey join %s\nIt works once, and for ten minutes unless "
-                  "--ttl says otherwise.\n",
-                  token ? token : "");
+    (void)fprintf(stderr, "On the other machine: covey join %s\nIt works once, and for %s.\n",
+                  token ? token : "", for_long);
 }
 
 static void show_loaded(const json_t *j)
@@ -180,9 +185,10 @@ static int verb_join(const struct cli *c)
 
 static int verb_invite(const struct cli *c)
 {
-    return show_or_json(c, "/covey/invite",
-                        json_pack("{s:I, s:b}", "ttl_s", (json_int_t)c->ttl_s, "worker", c->worker),
-                        show_token);
+    json_t *args = json_pack("{s:b}", "worker", c->worker);
+    if (c->has_ttl)
+        (void)json_object_set_new(args, "ttl_s", json_integer((json_int_t)c->ttl_s));
+    return show_or_json(c, "/covey/invite", args, show_token);
 }
 
 static int with_model(const struct cli *c, const char *path)
@@ -197,14 +203,18 @@ static int verb_doctor(const struct cli *c)
     if (!cli_ask(c, "/covey/doctor", NULL, &reply, &code)) {
         if (code == EXIT_NO_AGENT)
             (void)fprintf(stderr, "looked for it at %s\n", c->folders.socket);
-        return code;
+        reply = code == EXIT_NO_AGENT ? doctor_alone_json(&c->folders) : NULL;
+        if (!reply)
+            return code;
+    } else {
+        code = EXIT_DONE;
     }
     if (c->json)
         cli_print_json(reply);
     else
         show_findings(reply);
     json_decref(reply);
-    return EXIT_DONE;
+    return code;
 }
 
 static int dispatch(const struct cli *c)
@@ -294,7 +304,9 @@ int cli_main(int argc, char **argv)
     if (strcmp(name, "version") == 0)
         return print_version(&c);
     enum err e = folders_find(&c.folders, &text);
-    if (e != ERR_OK)
-        return cli_fail(e, false, &text);
+    if (e != ERR_OK) {
+        (void)cli_fail(e, false, &text);
+        return EXIT_USAGE; /* as `serve` says of its settings */
+    }
     return dispatch(&c);
 }

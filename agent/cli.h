@@ -42,7 +42,7 @@ struct cli {
     uint32_t n_prompt, n_generate, n_depth, n_batch, n_rounds; /* bench */
     bool has_prompt, has_generate;
     uint32_t keep_alive_s; /* 0: for ever */
-    bool has_keep_alive;
+    bool has_keep_alive, has_ttl;
     const char *precision, *split;
 };
 
@@ -75,6 +75,8 @@ void show_status(const json_t *status);
 void show_nodes(const json_t *nodes);
 void show_models(const json_t *models);
 void show_plan(const json_t *plan, bool explain);
+/* doctor_alone.c: what can be said where no agent runs. */
+json_t *doctor_alone_json(const struct folders *folders);
 void show_findings(const json_t *doctor);
 void show_ping(const json_t *ping);
 void show_size(double bytes, char ret[32]);

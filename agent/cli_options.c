@@ -90,7 +90,8 @@ static const struct option_row rows[] = {
     {"name", "NAME", OPTION_WORD, TO(name), 0, SERVE | PULL,
      "what people call this node, or the model"},
     {"leave", NULL, OPTION_SWITCH, TO(leave), 0, JOIN, "leave the present cluster first"},
-    {"ttl", "SECONDS", OPTION_COUNT, TO(ttl_s), 0, INVITE, "how long the token is good (600)"},
+    {"ttl", "SECONDS", OPTION_COUNT, TO(ttl_s), TO(has_ttl), INVITE,
+     "how long the token is good (600)"},
     {"worker", NULL, OPTION_SWITCH, TO(worker), 0, INVITE, "the new member may not admit others"},
     {"quiet", NULL, OPTION_SWITCH, TO(quiet), 0, PULL, "no progress bar"},
     {"explain", NULL, OPTION_SWITCH, TO(explain), 0, PLAN, "the alternatives, and why not"},
@@ -305,6 +306,8 @@ bool cli_parse(struct cli *c, const struct cli_verb *v, int argc, char **argv)
     }
     if (c->precision && strcmp(c->precision, "fast") != 0 && strcmp(c->precision, "f32") != 0)
         return bad_option("precision", "'fast' or 'f32' is needed");
+    if (c->has_ttl && c->ttl_s == 0)
+        return bad_option("ttl", "a token is good for at least one second");
     if (c->n_words == v->n_words)
         return true;
     (void)fprintf(stderr, "covey: usage: covey %s %s\n", v->name, v->words);

@@ -54,7 +54,9 @@ static void show_one_node(const json_t *n)
     char budget[32], total[32], stream[32], state[32];
     size_t i;
     bool member = json_is_true(json_object_get(n, "member"));
-    (void)snprintf(state, sizeof state, "%s%s", word(n, "state"), member ? "" : ", not a member");
+    bool silent = strcmp(word(n, "state"), "no answer") == 0; /* perhaps no node at all */
+    (void)snprintf(state, sizeof state, "%s%s", word(n, "state"),
+                   member || silent ? "" : ", not a member");
     show_size(number(memory, "budget_bytes"), budget);
     show_size(number(memory, "total_bytes"), total);
     show_rate(number(compute, "stream_bytes_per_s"), stream);

@@ -4,12 +4,14 @@
 #include "discovery/mdns_txt.h"
 #include "planner/plan.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <ini.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 void config_init(struct config *c)
@@ -204,6 +206,19 @@ static enum err set_memory_limit(uint64_t *to, const char *value)
     return ERR_OK;
 }
 
+/* Could it be a host's name or an address? Whether there is such a host only a look-up tells. */
+static bool is_host(const char *host)
+{
+    unsigned char ip[16];
+    if (strchr(host, ':')) {
+        char plain[CONFIG_WORD_MAX];
+        (void)snprintf(plain, sizeof plain, "%.*s", (int)strcspn(host, "%"), host);
+        return inet_pton(AF_INET6, plain, ip) == 1;
+    }
+    return strspn(host, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_") ==
+           strlen(host);
+}
+
 static enum err add_peer(struct config *c, const char *value)
 {
     char host[CONFIG_WORD_MAX];
@@ -211,6 +226,8 @@ static enum err add_peer(struct config *c, const char *value)
     if (c->n_peers == CONFIG_PEERS_MAX)
         return ERR_LIMIT;
     TRY(config_parse_host_port(value, host, &port));
+    if (!is_host(host))
+        return ERR_INVALID;
     TRY(set_word(c->peers[c->n_peers], sizeof c->peers[0], value));
     c->n_peers++;
     return ERR_OK;
@@ -222,6 +239,17 @@ static enum err set_name(struct config *c, const char *value)
     if (!value[0] || !mdns_text_ok(value, strlen(value)))
         return ERR_INVALID;
     return set_word(c->name, sizeof c->name, value);
+}
+
+/* 0: the most that fits. */
+static enum err set_context(struct config *c, const char *value)
+{
+    uint32_t v;
+    TRY(set_u32(&v, value, 1u << 24));
+    if (v > 0 && v < CONFIG_CONTEXT_MIN)
+        return ERR_INVALID;
+    c->context = v;
+    return ERR_OK;
 }
 
 static enum err set_by_key(struct config *c, const char *key, const char *value)
@@ -243,7 +271,7 @@ static enum err set_by_key(struct config *c, const char *key, const char *value)
     if (strcmp(key, "precision") == 0)
         return set_precision(&c->precision, value);
     if (strcmp(key, "context") == 0)
-        return set_u32(&c->context, value, 1u << 24);
+        return set_context(c, value);
     if (strcmp(key, "keep-alive") == 0)
         return config_parse_keep_alive(value, &c->keep_alive_s);
     if (strcmp(key, "log-level") == 0)
@@ -291,8 +319,12 @@ enum err config_read_file(struct config *c, struct err_text *text)
 {
     char path[CONFIG_PATH_MAX + 16];
     (void)snprintf(path, sizeof path, "%s/covey.ini", c->folders.config);
-    if (access(path, F_OK) != 0)
+    struct stat st;
+    if (stat(path, &st) != 0 && errno == ENOENT)
         return ERR_OK;
+    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode))
+        return err_set(text, ERR_INVALID, "%s: this is a folder; a file of settings is needed",
+                       path);
     struct err_text inner = {""};
     struct reading r = {c, &inner};
     int line = ini_parse(path, on_line, &r);

@@ -18,6 +18,7 @@ enum {
     CONFIG_WORD_MAX = 256,
     CONFIG_KEEP_ALIVE_MIN_S = 10, /* use is noted every few seconds */
     CONFIG_KEEP_ALIVE_MAX_S = 10 * 365 * 86400,
+    CONFIG_CONTEXT_MIN = 16, /* tokens; fewer hold no question and answer */
     DEFAULT_HTTP_PORT = 26839,
     DEFAULT_CONTROL_PORT = 26840,
     DEFAULT_DATA_PORT = 26841,

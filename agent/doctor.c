@@ -1,9 +1,14 @@
-/* What is wrong, in plain words, and what to do next. */
+/* What is wrong, in plain words, and what to do next. What can be seen without an agent is in
+ * agent/doctor_alone.c. */
 #include "agent/agent.h"
 
 #include "base/clock.h"
 
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { HELD_MAX = 256 };
 
 static void say(json_t *findings, const char *level, const char *text, const char *hint)
 {
@@ -25,15 +30,53 @@ static void check_memory(const struct agent *a, json_t *findings)
         say(findings, "ok", text, "");
 }
 
+/* An address that a person gave, where no node has answered yet. */
+static void say_silent(const struct node_view *v, json_t *findings)
+{
+    char text[160];
+    (void)snprintf(text, sizeof text, "no answer from %s", v->name);
+    say(findings, "problem", text,
+        "is an agent running there, and is that its control port? A firewall may be in between");
+}
+
+/* A member that is heard, but to which a connection cannot be made as it should be. */
+static void check_paths(const struct node_view *v, json_t *findings)
+{
+    char text[200];
+    uint32_t n_up = 0;
+    double fastest = 0;
+    for (uint32_t i = 0; i < v->n_paths; i++) {
+        n_up += v->paths[i].up;
+        fastest = fastest > v->paths[i].bytes_per_s ? fastest : v->paths[i].bytes_per_s;
+    }
+    if (v->n_paths > 0 && n_up == 0) {
+        (void)snprintf(text, sizeof text, "%s is heard of, but datagrams reach it by no path",
+                       v->name);
+        say(findings, "problem", text, "a firewall must let its control port through by UDP too");
+    } else if (n_up > 0 && v->data_port && fastest <= 0) {
+        (void)snprintf(text, sizeof text,
+                       "%s answers on its control port; its data port, %u, has not yet", v->name,
+                       v->data_port);
+        say(findings, "note", text,
+            "this lasts for a moment after a start; else a firewall blocks that port (TCP)");
+    }
+}
+
 static void check_peers(struct agent *a, json_t *findings)
 {
     struct node_view views[64];
     uint32_t n = node_views(a->node, views, 64), n_members = 0, n_alive = 0, n_found = 0;
     for (uint32_t i = 0; i < n; i++) {
+        if (strcmp(views[i].state, "no answer") == 0) {
+            say_silent(&views[i], findings);
+            continue;
+        }
         n_members += views[i].member && !views[i].self;
         n_alive += views[i].member && !views[i].self && views[i].state[0] == 'a' &&
                    views[i].state[1] == 'l';
         n_found += !views[i].member;
+        if (views[i].member && !views[i].self && strcmp(views[i].state, "alive") == 0)
+            check_paths(&views[i], findings);
     }
     char text[160];
     (void)snprintf(text, sizeof text, "%u other member(s), %u alive; %u other node(s) found",
@@ -52,10 +95,18 @@ static void check_peers(struct agent *a, json_t *findings)
         say(findings, "ok", text, "");
 }
 
+static bool is_held(const struct node_held *held, uint32_t n, const struct hash256 *model)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (hash256_eq(&held[i].model, model))
+            return true;
+    return false;
+}
+
 static void check_models(struct agent *a, json_t *findings)
 {
-    struct node_held held[8];
-    uint32_t n = node_held(a->node, held, 8);
+    struct node_held *held = calloc(HELD_MAX, sizeof *held);
+    uint32_t n = held ? node_held(a->node, held, HELD_MAX) : 0;
     if (n == 0)
         say(findings, "note", "no member holds a model",
             "`covey pull smollm2` fetches a small one");
@@ -65,11 +116,19 @@ static void check_models(struct agent *a, json_t *findings)
     for (uint32_t i = 0; i < n_wanted; i++) {
         struct control_model m;
         control_model_at(node_control(a->node), i, &m);
+        if (!is_held(held, n, &m.model)) {
+            char text[192];
+            (void)snprintf(text, sizeof text, "%s is wanted, and no member that is here holds it",
+                           m.name);
+            say(findings, "problem", text,
+                "start the machine that has it, `covey pull` it again, or `covey stop` it");
+        }
         if (m.no_fit[0])
             say(findings, "problem", m.no_fit,
                 m.refused ? "put that right, then `covey load` the model: it is tried again"
                           : "add a machine, raise a memory limit or ask for a shorter context");
     }
+    free(held);
 }
 
 static void check_clock(json_t *findings)

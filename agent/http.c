@@ -140,6 +140,38 @@ enum exchange_next exchange_fail(struct exchange *x, enum err e, const char *par
                                     param ? json_string(param) : json_null(), "code", err_name(e)));
 }
 
+/* An Origin that came this far is one of ours: its pages may read the answer. */
+static void allow_origin(struct MHD_Connection *c, struct MHD_Response *r)
+{
+    const char *origin = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Origin");
+    if (!origin)
+        return;
+    (void)MHD_add_response_header(r, "Access-Control-Allow-Origin", origin);
+    (void)MHD_add_response_header(r, "Vary", "Origin");
+}
+
+/* The question of a browser before a request that a plain form could not make. It carries no key.
+ */
+static enum MHD_Result send_preflight(struct MHD_Connection *c)
+{
+    struct MHD_Response *r = MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
+    if (!r)
+        return MHD_NO;
+    allow_origin(c, r);
+    (void)MHD_add_response_header(r, "Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+    (void)MHD_add_response_header(r, "Access-Control-Allow-Headers", "Authorization, Content-Type");
+    (void)MHD_add_response_header(r, "Access-Control-Max-Age", "600");
+    enum MHD_Result ok = MHD_queue_response(c, MHD_HTTP_NO_CONTENT, r);
+    MHD_destroy_response(r);
+    return ok;
+}
+
+/* An answer to a page that may not ask tells it nothing. */
+static bool is_for_all(unsigned status)
+{
+    return status != 403;
+}
+
 static enum MHD_Result send_text(struct MHD_Connection *c, unsigned status, const char *text)
 {
     struct MHD_Response *r =
@@ -147,6 +179,8 @@ static enum MHD_Result send_text(struct MHD_Connection *c, unsigned status, cons
     if (!r)
         return MHD_NO;
     (void)MHD_add_response_header(r, "Content-Type", "application/json");
+    if (is_for_all(status))
+        allow_origin(c, r);
     if (status == 401)
         (void)MHD_add_response_header(r, "WWW-Authenticate", "Bearer");
     enum MHD_Result ok = MHD_queue_response(c, status, r);
@@ -181,6 +215,7 @@ static enum MHD_Result start_stream(struct exchange *x)
         return MHD_NO;
     (void)MHD_add_response_header(r, "Content-Type", x->content_type);
     (void)MHD_add_response_header(r, "Cache-Control", "no-cache");
+    allow_origin(x->connection, r);
     enum MHD_Result ok = MHD_queue_response(x->connection, 200, r);
     MHD_destroy_response(r);
     return ok;
@@ -323,6 +358,20 @@ static bool key_is_right(const struct http_server *s, const char *header)
 #define ERROR_JSON(message, type)                                                                  \
     "{\"error\":{\"message\":\"" message "\",\"type\":\"" type "\",\"param\":null,\"code\":null}}"
 
+static bool is_preflight(const struct exchange *x)
+{
+    return strcmp(x->method, "OPTIONS") == 0 &&
+           MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Origin") &&
+           MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND,
+                                       "Access-Control-Request-Method");
+}
+
+static bool is_encoded(struct MHD_Connection *c)
+{
+    const char *encoding = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Content-Encoding");
+    return encoding && encoding[0] && strcasecmp(encoding, "identity") != 0;
+}
+
 static enum MHD_Result refuse_stranger(struct exchange *x, bool *ret_refused)
 {
     struct http_server *s = x->server;
@@ -341,6 +390,8 @@ static enum MHD_Result refuse_stranger(struct exchange *x, bool *ret_refused)
         if (!origin_is_ours(s, MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Origin")))
             return send_text(
                 c, 403, ERROR_JSON("pages of other sites may not ask here", "permission_error"));
+        if (is_preflight(x))
+            return send_preflight(c);
         if (!key_is_right(s, MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Authorization")))
             return send_text(c, 401,
                              ERROR_JSON("the API key is missing or wrong", "permission_error"));
@@ -478,6 +529,10 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *c, const
     enum MHD_Result r = refuse_stranger(x, &refused);
     if (refused)
         return r;
+    if (is_encoded(c))
+        return send_text(c, 415,
+                         ERROR_JSON("the body is compressed (Content-Encoding): send it as it is",
+                                    "invalid_request_error"));
     if (x->too_large)
         return send_text(c, 413,
                          ERROR_JSON("the body is larger than 16 MiB", "invalid_request_error"));

@@ -118,7 +118,7 @@ static void view_of_peer(const struct node *n, const struct peer *p, struct node
 
 static void view_of_found(const struct found *f, struct node_view *v)
 {
-    *v = (struct node_view){.state = "discovered"};
+    *v = (struct node_view){.state = f->is.given ? "no answer" : "discovered"};
     (void)snprintf(v->name, sizeof v->name, "%s", f->is.name[0] ? f->is.name : f->is.instance);
     for (uint32_t i = 0; i < f->is.n_addresses; i++)
         v->paths[v->n_paths++] = (struct node_path_view){.address = f->is.addresses[i]};

@@ -41,6 +41,8 @@ void agent_fatal(struct agent *a, const char *format, ...)
     (void)vsnprintf(line, sizeof line, format, args);
     va_end(args);
     log_error(&a->log, "%s", line);
+    if (!a->failed)
+        (void)snprintf(a->failure, sizeof a->failure, "this node is stopping: %.300s", line);
     a->failed = a->stopped = true;
     uv_stop(&a->loop);
 }

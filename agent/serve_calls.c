@@ -50,7 +50,8 @@ static void done(struct agent_call *w, enum err e, json_t *body, const char *tex
 static json_t *invite_body(const char *token, uint64_t expires_in_us)
 {
     uint64_t at_s = (clock_wall_ms() + expires_in_us / 1000) / 1000;
-    return json_pack("{s:s, s:I}", "token", token, "expires_at", (json_int_t)at_s);
+    return json_pack("{s:s, s:I, s:I}", "token", token, "expires_at", (json_int_t)at_s, "ttl_s",
+                     (json_int_t)((expires_in_us + 500000) / 1000000));
 }
 
 void agent_answer(struct agent *a, uint64_t number, enum err e, const char *text,
@@ -191,6 +192,10 @@ static void on_load(struct agent *a, struct call *c)
     enum err e = ERR_OK;
     if (precision && strcmp(precision, "f32") != 0 && strcmp(precision, "fast") != 0)
         e = err_set(&text, ERR_INVALID, "precision is 'fast' or 'f32', not '%.40s'", precision);
+    else if (context && context < CONFIG_CONTEXT_MIN)
+        e = err_set(&text, ERR_INVALID,
+                    "a context of %u is too short for a prompt and an answer: at least %d", context,
+                    CONFIG_CONTEXT_MIN);
     else if (context && runs_here(a, &held.model))
         e = context_can_be(a, &held.model, context, &text);
     if (e != ERR_OK) {
@@ -343,6 +348,12 @@ static bool node_or_fail(struct agent *a, struct call *c, struct node_view *ret)
 
 static void on_invite(struct agent *a, struct call *c)
 {
+    const json_t *ttl = json_object_get(call_args(c), "ttl_s");
+    if (json_is_integer(ttl) && json_integer_value(ttl) <= 0) {
+        call_fail(c, ERR_INVALID, "ttl_s: a token is good for at least one second");
+        call_unref(c);
+        return;
+    }
     struct agent_call *w = later(a, c);
     if (w)
         (void)agent_step(a, &(struct node_event){
@@ -572,7 +583,8 @@ void agent_calls_end(struct agent *a)
 {
     for (int i = 0; i < AGENT_CALLS_MAX; i++) {
         if (a->calls[i].number)
-            done(&a->calls[i], ERR_CLOSED, NULL, "this node is stopping");
+            done(&a->calls[i], ERR_CLOSED, NULL,
+                 a->failure[0] ? a->failure : "this node is stopping");
         if (a->listeners[i]) {
             call_reply(a->listeners[i], ERR_OK, NULL);
             call_unref(a->listeners[i]);

@@ -2,6 +2,7 @@
 the agent serves on with the memory and the descriptors that it had."""
 
 import contextlib
+import gzip
 import json
 import socket
 import threading
@@ -58,6 +59,35 @@ class HostileHttp(unittest.TestCase):
         self.assertIn("param", error)
         self.assertIn("code", error)
         return error
+
+    # ---- headers ----
+
+    def test_compressed_bodies(self):
+        with self.unharmed:
+            body = gzip.compress(json.dumps(GOOD).encode())
+            error = self.check_refused(body, (415,), {"Content-Encoding": "gzip"})
+            self.assertIn("compressed", error["message"])
+            status, _, _ = self.agent.http("POST", "/v1/chat/completions", GOOD, {"Content-Encoding": "identity"})
+            self.assertEqual(status, 200)
+
+    def test_pages_of_this_machine_may_read_answers(self):
+        """The preflight of the Fetch standard, for an allowed Origin and for a stranger's."""
+        ask = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+        with self.unharmed:
+            mine, other = "http://localhost:3000", "http://evil.example"
+            status, headers, body = self.agent.http("OPTIONS", "/v1/chat/completions", None, dict(ask, Origin=mine))
+            self.assertEqual((status, body), (204, b""))
+            self.assertEqual(headers["Access-Control-Allow-Origin"], mine)
+            self.assertIn("POST", headers["Access-Control-Allow-Methods"])
+            for name in ("authorization", "content-type"):
+                self.assertIn(name, headers["Access-Control-Allow-Headers"].lower())
+            for fields in (GOOD, dict(GOOD, stream=True)):
+                status, headers, _ = self.agent.http("POST", "/v1/chat/completions", fields, {"Origin": mine})
+                self.assertEqual((status, headers["Access-Control-Allow-Origin"]), (200, mine))
+            for method in ("OPTIONS", "POST"):
+                status, headers, _ = self.agent.http(method, "/v1/chat/completions", None, dict(ask, Origin=other))
+                self.assertEqual(status, 403)
+                self.assertNotIn("Access-Control-Allow-Origin", headers)
 
     # ---- bodies ----
 

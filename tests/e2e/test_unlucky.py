@@ -59,6 +59,45 @@ class Arguments(unittest.TestCase):
         self.assertEqual(self.agent.model()["context"], 256)
         self.assertEqual(len(self.agent.run(*ASK)["token_ids"]), 40)
 
+    def test_contexts_that_hold_no_answer(self):
+        for context in ("1", "15"):
+            r = self.agent.call("load", "tiny", "--context", context)
+            self.assertEqual(r.code, 1, r)
+            self.assertIn("too short", r.err)
+            r = self.raw_call("serve", "--context", context)
+            self.assertEqual(r.returncode, 2, r)
+        self.assertEqual(self.agent.model()["context"], 256)
+
+    def test_life_of_a_token(self):
+        r = self.agent.call("invite", "--ttl", "0")
+        self.assertEqual(r.code, 2, r)
+        self.assertIn("at least one second", r.err)
+        for words, said in (((), "10 minutes."), (("--ttl", "90"), "90 seconds."), (("--ttl", "7200"), "120 minutes.")):
+            r = self.agent.ok("invite", *words)
+            self.assertIn(said, r.err)
+
+    def test_peers_that_can_be_no_address(self):
+        for peer in (":::::", "a b", "[::1", "x:y:z", "host:70000"):
+            r = self.raw_call("serve", "--peer", peer)
+            self.assertEqual(r.returncode, 2, (peer, r))
+            self.assertIn(peer.encode(), r.stderr)
+
+    def test_without_a_home(self):
+        env = {k: v for k, v in os.environ.items() if k not in ("HOME", "COVEY_HOME") and not k.startswith("XDG_")}
+        said = set()
+        for verb in ("serve", "status", "doctor", "ls"):
+            r = subprocess.run([binary(), verb], env=env, capture_output=True, timeout=60)
+            self.assertEqual(r.returncode, 2, (verb, r))
+            said.add(r.stderr)
+        self.assertEqual(len(said), 1, said)
+
+    def test_settings_that_are_a_folder(self):
+        home = os.path.join(self.lab.folder, "odd")
+        os.makedirs(os.path.join(home, "config", "covey.ini"))
+        r = subprocess.run([binary(), "serve"], env=dict(os.environ, COVEY_HOME=home), capture_output=True, timeout=60)
+        self.assertEqual(r.returncode, 2, r)
+        self.assertIn(b"covey.ini: this is a folder", r.stderr)
+
     def test_names_that_cannot_be_shown(self):
         for name in ("", "a\nb", "a\x1b[31mb", "x" * 96):
             r = self.agent.call("pull", TINY, "--name", name)
