@@ -4,11 +4,13 @@
 #include "agent/discovery_shell.h"
 #include "base/clock.h"
 #include "base/util.h"
+#include "proto/identity_file.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 enum { HELD_MAX = 256 };
 
@@ -71,6 +73,25 @@ void agent_answer(struct agent *a, uint64_t number, enum err e, const char *text
         done(w, e, body, text);
         return;
     }
+}
+
+/* What a wish changes must be on disk before it counts (PROTOCOL 3.1), and an agent that cannot
+ * write it down has to stop. So a disk that is full refuses the wish, and the agent goes on. False:
+ * the call has failed. */
+static bool disk_or_fail(struct agent *a, struct call *c)
+{
+    char path[CONFIG_PATH_MAX + 16];
+    uint8_t *room = calloc(1, CONTROL_PERSIST_MAX);
+    (void)snprintf(path, sizeof path, "%s/room", a->config.folders.data);
+    enum err e = room ? secret_file_write(path, room, CONTROL_PERSIST_MAX) : ERR_NO_MEMORY;
+    (void)unlink(path);
+    free(room);
+    if (e != ERR_OK)
+        call_fail(c, ERR_IO,
+                  "%.200s cannot be written: is the disk full? Nothing was changed; make room and "
+                  "ask again",
+                  a->config.folders.data);
+    return e == ERR_OK;
 }
 
 /* ---- models ---- */
@@ -219,6 +240,10 @@ static void on_load(struct agent *a, struct call *c)
                                                  .keep_alive_s = keep_alive_s});
     if (same && runs_here(a, &held.model)) {
         call_reply(c, ERR_OK, load_body(a, &held.model));
+        call_unref(c);
+        return;
+    }
+    if (!same && !disk_or_fail(a, c)) {
         call_unref(c);
         return;
     }
@@ -452,6 +477,27 @@ static void reply_now(struct call *c, json_t *body)
     call_unref(c);
 }
 
+/* Calls that change what must be remembered. */
+static void on_wish(struct agent *a, struct call *c)
+{
+    switch (call_kind(c)) {
+    case CALL_INVITE:
+        on_invite(a, c);
+        break;
+    case CALL_JOIN:
+        on_join(a, c);
+        break;
+    case CALL_REVOKE:
+        on_revoke(a, c);
+        break;
+    case CALL_LEAVE:
+        on_leave(a, c);
+        break;
+    default:
+        on_unload(a, c);
+    }
+}
+
 void agent_on_call(struct agent *a, struct call *take_call)
 {
     struct call *c = take_call;
@@ -469,16 +515,14 @@ void agent_on_call(struct agent *a, struct call *take_call)
         on_plan(a, c);
         break;
     case CALL_INVITE:
-        on_invite(a, c);
-        break;
     case CALL_JOIN:
-        on_join(a, c);
-        break;
     case CALL_REVOKE:
-        on_revoke(a, c);
-        break;
     case CALL_LEAVE:
-        on_leave(a, c);
+    case CALL_UNLOAD:
+        if (disk_or_fail(a, c))
+            on_wish(a, c);
+        else
+            call_unref(c);
         break;
     case CALL_ADD_FILE:
     case CALL_PULL:
@@ -489,9 +533,6 @@ void agent_on_call(struct agent *a, struct call *take_call)
         break;
     case CALL_LOAD:
         on_load(a, c);
-        break;
-    case CALL_UNLOAD:
-        on_unload(a, c);
         break;
     case CALL_PING:
         on_ping(a, c);

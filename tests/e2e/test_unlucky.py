@@ -122,6 +122,35 @@ class Arguments(unittest.TestCase):
         self.assertIn(b"the body is empty", body)
 
 
+class Disk(unittest.TestCase):
+    """The data folder is a small file system of its own, in a mount namespace."""
+
+    @unittest.skipUnless(subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode == 0,
+                         "needs mount namespaces")
+    def test_full_disk_refuses_and_the_agent_lives(self):
+        lab = Lab()
+        self.addCleanup(lab.close)
+        agent = lab.agent("n0", start=False)
+        data = os.path.join(agent.home, "data")
+        os.makedirs(data)
+        agent.prefix = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=1m none "$0" && exec "$@"', data]
+        agent.start()
+        agent.ok("pull", TINY, "--name", "tiny")
+        filler = f"/proc/{agent.pid}/root{data}/filler"
+        with self.assertRaises(OSError), open(filler, "wb", buffering=0) as f:
+            while True:
+                f.write(bytes(4096))
+        for words in (("load", "tiny", "--context", "256"), ("invite",), ("leave",)):
+            r = agent.call(*words)
+            self.assertEqual(r.code, 1, (words, r))
+            self.assertIn("is the disk full?", r.err)
+        self.assertTrue(agent.is_running())
+        self.assertEqual(agent.status()["models"], [])
+        os.unlink(filler)
+        agent.ok("load", "tiny", "--context", "256")
+        self.assertEqual(len(agent.run(*ASK)["token_ids"]), 40)
+
+
 class Files(unittest.TestCase):
     def setUp(self):
         self.lab = Lab()
