@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HELD_MAX = 256 };
+enum { HELD_MAX = 256, CLOCKS_DIFFER_MS = 60 * 1000 };
 
 static void say(json_t *findings, const char *level, const char *text, const char *hint)
 {
@@ -62,6 +62,20 @@ static void check_paths(const struct node_view *v, json_t *findings)
     }
 }
 
+/* Tokens and certificates mind minutes, not seconds. */
+static void check_clock_of(struct agent *a, const struct node_view *v, json_t *findings)
+{
+    char text[200];
+    int64_t ahead_ms = 0;
+    if (!control_clock_ahead(node_control(a->node), &v->id, &ahead_ms) ||
+        (ahead_ms > -CLOCKS_DIFFER_MS && ahead_ms < CLOCKS_DIFFER_MS))
+        return;
+    (void)snprintf(text, sizeof text, "the clocks differ: that of %s is %lld s %s this machine's",
+                   v->name, (long long)(ahead_ms < 0 ? -ahead_ms : ahead_ms) / 1000,
+                   ahead_ms < 0 ? "behind" : "ahead of");
+    say(findings, "problem", text, "set the one that is wrong: let both follow a time server");
+}
+
 static void check_peers(struct agent *a, json_t *findings)
 {
     struct node_view views[64];
@@ -77,6 +91,8 @@ static void check_peers(struct agent *a, json_t *findings)
         n_found += !views[i].member;
         if (views[i].member && !views[i].self && strcmp(views[i].state, "alive") == 0)
             check_paths(&views[i], findings);
+        if (views[i].member && !views[i].self)
+            check_clock_of(a, &views[i], findings);
     }
     char text[160];
     (void)snprintf(text, sizeof text, "%u other member(s), %u alive; %u other node(s) found",

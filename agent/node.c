@@ -281,7 +281,7 @@ enum err node_feed_control(struct node *n, const struct control_event *event)
     struct control_update u;
     control_update_init(&u);
     struct control_event with_time = *event;
-    with_time.wall_ms = n->options.wall_ms + (n->now_us - n->started_us) / 1000;
+    with_time.wall_ms = n->wall_base_ms + (n->now_us - n->started_us) / 1000;
     enum err e = control_step(n->control, &with_time, n->now_us, &u);
     persist(n, NODE_EFFECT_PERSIST_CONTROL, &u.persist);
     plan_control_effects(n, &u);
@@ -342,6 +342,7 @@ enum err node_new(const struct node_options *options, uint64_t now_us, struct no
     n->identity = *options->identity;
     n->options.identity = &n->identity;
     n->now_us = n->started_us = now_us;
+    n->wall_base_ms = options->wall_ms;
     n->links_due_us = UINT64_MAX;
     n->view_due_us = UINT64_MAX;
     uint64_t seed;
@@ -566,6 +567,8 @@ static enum err dispatch(struct node *n, const struct node_event *e)
     case NODE_EVENT_FOUND:
         return sessions_found(n, e->found);
     case NODE_EVENT_LOCAL:
+        if (e->wall_ms) /* it may have been set since */
+            n->wall_base_ms = e->wall_ms - (n->now_us - n->started_us) / 1000;
         return on_local(n, e->local);
     case NODE_EVENT_MODEL:
         return on_model(n, e->model);

@@ -145,6 +145,7 @@ struct node_event {
     const char *text; /* a sentence; for JOIN the token */
     struct node_id peer;
     double bytes_per_s;
+    uint64_t wall_ms; /* LOCAL: Unix time; 0: not told */
     uint64_t step;
     uint32_t layers_done;
     uint64_t call;

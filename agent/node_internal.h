@@ -127,8 +127,8 @@ struct node {
     struct identity identity;
     struct node_options options;
     struct rng rng;
-    uint64_t now_us, started_us;
-    struct node_update *u; /* during a step */
+    uint64_t now_us, started_us, wall_base_ms; /* the Unix time at started_us, by the last word */
+    struct node_update *u;                     /* during a step */
 
     struct trust *trust;
     struct swim *swim;

@@ -77,7 +77,9 @@ void agent_refresh_local(struct agent *a)
     a->local.room_bytes = agent_spare_room(a);
     a->local_due_us = clock_monotonic_us() + AGENT_LOCAL_US;
     if (a->node)
-        (void)agent_step(a, &(struct node_event){.type = NODE_EVENT_LOCAL, .local = &a->local});
+        (void)agent_step(a, &(struct node_event){.type = NODE_EVENT_LOCAL,
+                                                 .local = &a->local,
+                                                 .wall_ms = clock_wall_ms()});
 }
 
 static void shape_of(const struct served_model *s, struct model_shape *ret)

@@ -303,6 +303,7 @@ enum err control_step(struct control *c, const struct control_event *event, uint
     if (c->started_us == 0)
         c->started_us = c->now_us = now_us;
     c->now_us = MAX_OF(c->now_us, now_us);
+    c->wall_ms = event->wall_ms;
     c->update = update;
     c->failed = ERR_OK;
     enum err e = apply(c, event);

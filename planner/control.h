@@ -97,7 +97,7 @@ enum control_event_kind {
 
 struct control_event {
     enum control_event_kind kind;
-    uint64_t wall_ms; /* Unix time, for WANT and UNWANT (hybrid clock); may be off */
+    uint64_t wall_ms; /* Unix time (hybrid clock, comparing clocks); may be off; 0: not known */
     struct node_id from;
     const uint8_t *bytes;
     size_t n_bytes;
@@ -212,6 +212,9 @@ struct control_model {
 /* Wanted models only. */
 uint32_t control_n_models(const struct control *c);
 void control_model_at(const struct control *c, uint32_t i, struct control_model *ret);
+/* How far a member's clock goes ahead of ours (negative: behind), from its last heartbeat or
+ * report: the planner hears all members, others hear the planner. False: not heard. */
+bool control_clock_ahead(const struct control *c, const struct node_id *id, int64_t *ret_ms);
 /* The active plan of a model, or NULL. */
 const struct plan *control_active(const struct control *c, const struct hash256 *model);
 

@@ -119,6 +119,11 @@ struct refusal {
     char reason[REASON_MAX];
 };
 
+struct member_clock {
+    struct node_id node;
+    int64_t ahead_ms; /* of ours, when last heard */
+};
+
 /* A wanted model in the planner's eyes. */
 struct instance {
     struct hash256 model;
@@ -154,6 +159,9 @@ struct control {
     uint64_t now_us, started_us;
     struct control_view view;
     struct topology weighed; /* the last one that differed enough to count as a change */
+    uint64_t wall_ms;        /* of the present step; 0: not known */
+    struct member_clock clocks[NODES_MAX];
+    uint32_t n_clocks;
     bool has_view, leaving, left, slept;
     uint64_t leave_due_us;
 

@@ -143,6 +143,7 @@ void control_send_heartbeat(struct control *c, const struct node_id *to, bool fu
     b.full = full;
     b.resigns = resigns;
     b.settled = c->settled;
+    b.wall_ms = c->wall_ms;
     Covey__Control__Message m = COVEY__CONTROL__MESSAGE__INIT;
     m.body_case = COVEY__CONTROL__MESSAGE__BODY_HEARTBEAT;
     m.heartbeat = &b;
@@ -218,6 +219,7 @@ static void report_fill(struct control *c, bool full, struct report_message *r)
     r->report.boot_id = c->options.boot_id;
     r->report.reserved_bytes = control_reserved_bytes(c);
     r->report.leaving = c->leaving;
+    r->report.wall_ms = c->wall_ms;
     r->report.serial = ++c->report_serial;
     if (c->planner_direct && control_planner_lives(c)) {
         r->report.planner = control_view_bytes(c->planner_id.bytes, 32);
@@ -301,6 +303,31 @@ static enum err sync_in(struct control *c, const struct node_id *from)
     return ERR_OK;
 }
 
+/* Messages take milliseconds, and what is asked is whether clocks differ by minutes. */
+static void clock_heard(struct control *c, const struct node_id *from, uint64_t wall_ms)
+{
+    uint32_t at = 0;
+    if (wall_ms == 0 || c->wall_ms == 0 || wall_ms > UINT64_C(1) << 62 || control_is_self(c, from))
+        return;
+    while (at < c->n_clocks && !node_id_eq(&c->clocks[at].node, from))
+        at++;
+    if (at == NODES_MAX)
+        at = 0;
+    if (at == c->n_clocks)
+        c->n_clocks++;
+    c->clocks[at] = (struct member_clock){*from, (int64_t)(wall_ms - c->wall_ms)};
+}
+
+bool control_clock_ahead(const struct control *c, const struct node_id *id, int64_t *ret_ms)
+{
+    for (uint32_t i = 0; i < c->n_clocks; i++)
+        if (node_id_eq(&c->clocks[i].node, id)) {
+            *ret_ms = c->clocks[i].ahead_ms;
+            return true;
+        }
+    return false;
+}
+
 static enum err dispatch(struct control *c, const struct node_id *from,
                          const Covey__Control__Message *m)
 {
@@ -311,8 +338,10 @@ static enum err dispatch(struct control *c, const struct node_id *from,
     case COVEY__CONTROL__MESSAGE__BODY_CLAIM_ANSWER:
         return control_claim_answer_in(c, from, m->claim_answer);
     case COVEY__CONTROL__MESSAGE__BODY_HEARTBEAT:
+        clock_heard(c, from, m->heartbeat->wall_ms);
         return control_heartbeat_in(c, from, m->heartbeat);
     case COVEY__CONTROL__MESSAGE__BODY_REPORT:
+        clock_heard(c, from, m->report->wall_ms);
         return control_report_in(c, from, m->report);
     case COVEY__CONTROL__MESSAGE__BODY_PREPARE:
         return control_prepare_in(c, from, m->prepare);

@@ -430,6 +430,36 @@ static void test_maps_that_differ_are_exchanged(void **state)
     assert_int_equal(find(l, ANN, BODY(WANTED))->wanted->n_entries, 1);
 }
 
+/* The shift is that of the numbers told; zero means that nothing was told. */
+static void test_clocks_of_others_are_compared(void **state)
+{
+    struct lab *l = *state;
+    struct node_id ann = id_of(ANN);
+    int64_t ahead_ms = 0;
+    follow_ann(l);
+    assert_false(control_clock_ahead(l->c, &ann, &ahead_ms));
+    Covey__Control__Heartbeat b = COVEY__CONTROL__HEARTBEAT__INIT;
+    b.term = 4;
+    b.wall_ms = UINT64_C(1700000090000);
+    Message m = COVEY__CONTROL__MESSAGE__INIT;
+    m.body_case = BODY(HEARTBEAT);
+    m.heartbeat = &b;
+    uint8_t bytes[256];
+    struct control_event e = {.kind = CONTROL_MESSAGE,
+                              .wall_ms = UINT64_C(1700000000000),
+                              .from = ann,
+                              .bytes = bytes,
+                              .n_bytes = covey__control__message__pack(&m, bytes)};
+    assert_int_equal(feed(l, &e), ERR_OK);
+    assert_true(control_clock_ahead(l->c, &ann, &ahead_ms));
+    assert_int_equal(ahead_ms, 90000);
+    b.wall_ms = UINT64_C(1699999000000);
+    e.n_bytes = covey__control__message__pack(&m, bytes);
+    assert_int_equal(feed(l, &e), ERR_OK);
+    assert_true(control_clock_ahead(l->c, &ann, &ahead_ms));
+    assert_int_equal(ahead_ms, -1000000);
+}
+
 static void test_too_many_wants_are_refused(void **state)
 {
     struct lab *l = *state;
@@ -479,6 +509,7 @@ int main(void)
         CASE(test_wants_survive_a_restart_with_their_clock),
         CASE(test_keep_alive_runs_from_the_last_use_anywhere),
         CASE(test_maps_that_differ_are_exchanged),
+        CASE(test_clocks_of_others_are_compared),
         CASE(test_too_many_wants_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
