@@ -23,10 +23,12 @@ enum layer_tensor {
     LAYER_ATTN_Q_NORM, /* RMS norm of each head, before RoPE */
     LAYER_ATTN_K_NORM,
     LAYER_ATTN_OUTPUT,
+    LAYER_ATTN_POST_NORM, /* RMS norm of what attention adds to the residual stream */
     LAYER_FFN_NORM,
     LAYER_FFN_GATE,
     LAYER_FFN_UP,
     LAYER_FFN_DOWN,
+    LAYER_FFN_POST_NORM,
     LAYER_TENSORS
 };
 
@@ -48,6 +50,11 @@ struct arch {
     enum rope_pairing rope;
     enum arch_activation activation;
     bool output_may_be_tied;
+    bool scales_embedding; /* by sqrt(n_embd) in F32 */
+    /* Sliding windows when the metadata name one: of each window_period layers all but the last
+     * have it. 0: the architecture has none. */
+    uint32_t window_period;
+    float window_rope_base; /* of the layers with a window; they have no scaling of positions */
     enum arch_need needs[LAYER_TENSORS];
 };
 

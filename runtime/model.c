@@ -117,16 +117,51 @@ static enum err read_rope(struct load *l)
     return ERR_OK;
 }
 
+/* Sliding windows: a window of 0 or none at all means that all layers see everything. */
+static enum err read_windows(struct load *l)
+{
+    struct model_info *info = &l->m->info;
+    char key[KEY_MAX];
+    if (l->m->arch->window_period == 0)
+        return ERR_OK;
+    enum err e = gguf_get_u32(l->g, key_of(l, "attention.sliding_window", key), &info->window);
+    if (e == ERR_NOT_FOUND || (e == ERR_OK && info->window == 0))
+        return ERR_OK;
+    if (e != ERR_OK || info->window > MODEL_CONTEXT_MAX)
+        return bad_value(l, key);
+    TRY(want_count(l, "attention.sliding_window_pattern", MODEL_INFO_LAYERS_MAX,
+                   l->m->arch->window_period, &info->window_period));
+    return want_positive(l, "rope.freq_base_swa", l->m->arch->window_rope_base,
+                         &l->m->window_rope_base);
+}
+
+/* Factors on the embedded tokens and on the products of queries and keys. */
+static enum err read_factors(struct load *l)
+{
+    struct model *m = l->m;
+    char key[KEY_MAX];
+    float v = 0;
+    m->embedding_scale = m->arch->scales_embedding ? sqrtf((float)m->info.n_embd) : 1.0f;
+    m->attention_scale = 1.0f / sqrtf((float)m->info.head_dim);
+    enum err e = gguf_get_f32(l->g, key_of(l, "attention.scale", key), &v);
+    if (e == ERR_NOT_FOUND || (e == ERR_OK && v == 0.0f))
+        return ERR_OK;
+    if (e != ERR_OK || !isfinite(v) || !(v > 0.0f))
+        return bad_value(l, key);
+    m->attention_scale = v;
+    return ERR_OK;
+}
+
 /* Settings that change the result and that this engine does not compute. */
 static enum err refuse_settings(struct load *l)
 {
-    static const char *const counts[] = {"expert_count", "attention.sliding_window"};
-    static const char *const floats[] = {"attention.scale",        "logit_scale",
-                                         "residual_scale",         "embedding_scale",
-                                         "attention.clamp_kqv",    "attn_logit_softcapping",
-                                         "final_logit_softcapping"};
+    const char *const counts[] = {"expert_count",
+                                  l->m->arch->window_period ? NULL : "attention.sliding_window"};
+    static const char *const floats[] = {
+        "logit_scale",         "residual_scale",         "embedding_scale",
+        "attention.clamp_kqv", "attn_logit_softcapping", "final_logit_softcapping"};
     char key[KEY_MAX];
-    for (size_t i = 0; i < ARRAY_LEN(counts); i++) {
+    for (size_t i = 0; i < ARRAY_LEN(counts) && counts[i]; i++) {
         uint64_t v = 0;
         enum err e = gguf_get_u64(l->g, key_of(l, counts[i], key), &v);
         if (e != ERR_NOT_FOUND && (e != ERR_OK || v != 0))
@@ -175,6 +210,8 @@ static enum err read_sizes(struct load *l)
         !(info->norm_epsilon >= 0.0f) || !isfinite(info->norm_epsilon))
         return bad_value(l, key);
     TRY(read_rope(l));
+    TRY(read_windows(l));
+    TRY(read_factors(l));
     return refuse_settings(l);
 }
 

@@ -28,6 +28,9 @@ struct model_info {
     char architecture[32];
     char name[96];
     uint32_t n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab, context_max;
+    /* Positions that a layer with a sliding window sees, and in which period every last layer sees
+     * all; 0: all layers see all. The KV cache holds all positions of every layer. */
+    uint32_t window, window_period;
     float rope_base, norm_epsilon;
     bool output_is_embedding; /* tied */
     uint64_t file_bytes;

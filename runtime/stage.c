@@ -36,6 +36,9 @@ static void describe(struct stage *s, struct model *m, const struct stage_option
                             .n_dims = m->n_rot,
                             .base = m->info.rope_base,
                             .frequency_scale = m->rope_frequency_scale};
+    s->rope_local = s->rope;
+    s->rope_local.base = m->window_rope_base;
+    s->rope_local.frequency_scale = 1.0f;
     s->kv_layout = (struct kv_layout){
         .n_kv_heads = m->info.n_kv_heads, .head_dim = m->info.head_dim, .precision = s->precision};
     s->kv_block_bytes = (kv_block_bytes(&s->kv_layout) + MEMORY_ALIGNMENT - 1) / MEMORY_ALIGNMENT *
@@ -80,6 +83,8 @@ static size_t lay_out(const struct stage *s, const struct model *m, uint8_t *bas
     w->gate = part_f32(base, &at, FFN_ROWS, info->n_ff);
     w->up = part_f32(base, &at, FFN_ROWS, info->n_ff);
     w->rope = part_f32(base, &at, 1, rope_table_elements(&s->rope, STAGE_ROWS_MAX));
+    w->rope_local =
+        part_f32(base, &at, info->window > 0, rope_table_elements(&s->rope_local, STAGE_ROWS_MAX));
     size_t prepared = MAX_OF(activations_bytes(STAGE_ROWS_MAX, MAX_OF(info->n_embd, m->q_dim)),
                              activations_bytes(FFN_ROWS, info->n_ff));
     w->activations = part(base, &at, prepared);

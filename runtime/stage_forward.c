@@ -3,13 +3,15 @@
  *
  * For each layer, over all rows of the step:
  *   h = rms_norm(x); q, k, v = W h (+ bias; + RMS norm of each head); RoPE on q and k;
- *   k, v into the cache; a = attention(q); x += Wo a, in slices;
+ *   k, v into the cache; a = attention(q), over a window in some layers; x += Wo a, in slices;
  *   h = rms_norm(x); x += Wdown (act(Wgate h) * Wup h), in slices.
- * Head: x = rows of the embedding. Tail: logits = Wout rms_norm(x), for the rows that want them. */
+ * Where a layer has norms for what is added to x, the whole sum of the slices is normed first.
+ * Layers with a window have RoPE with a base of their own.
+ * Head: x = rows of the embedding, each element times sqrt(n_embd) in F32 where the architecture
+ * wants it. Tail: logits = Wout rms_norm(x), for the rows that want them. */
 #include "runtime/stage_fine.h"
 #include "runtime/stage_internal.h"
 
-#include <math.h>
 #include <string.h>
 
 /* The rows of a step. */
@@ -75,11 +77,13 @@ static void multiply_fine(const struct pass *p, const struct matrix *const *w, f
 }
 
 /* q, k and v of the normed rows, with biases, head norms and RoPE. */
-static void project(const struct pass *p, const struct layer_weights *w)
+static void project(const struct pass *p, const struct layer_weights *w, bool has_window)
 {
     struct stage_work *work = &p->s->work;
     const struct model *m = p->m;
     float *const to[3] = {work->q, work->keys, work->values};
+    const struct rope *rope = has_window ? &p->s->rope_local : &p->s->rope;
+    const float *table = has_window ? work->rope_local : work->rope;
     const uint32_t widths[3] = {m->q_dim, m->kv_dim, m->kv_dim};
     const struct matrix *const matrices[3] = {&w->matrix[LAYER_ATTN_Q], &w->matrix[LAYER_ATTN_K],
                                               &w->matrix[LAYER_ATTN_V]};
@@ -102,7 +106,7 @@ static void project(const struct pass *p, const struct layer_weights *w)
             rms_norm(p->s->kernels, to[i], m->info.head_dim, p->n_rows * n_heads, m->info.head_dim,
                      w->vector[LAYER_ATTN_Q_NORM + i], m->info.norm_epsilon, to[i],
                      m->info.head_dim);
-        rope_apply(p->s->kernels, &p->s->rope, work->rope, to[i], widths[i], p->n_rows, n_heads,
+        rope_apply(p->s->kernels, rope, table, to[i], widths[i], p->n_rows, n_heads,
                    m->info.head_dim);
     }
 }
@@ -122,7 +126,16 @@ static void point_blocks(const struct pass *p, uint32_t layer, const struct stag
     }
 }
 
-static void attend(const struct pass *p, const struct layer_weights *w)
+/* x += y, which is in work.h, normed first where the layer has a norm for it. */
+static void add_result(const struct pass *p, const float *post_norm)
+{
+    struct stage_work *work = &p->s->work;
+    if (post_norm)
+        norm(p, work->h, p->n_rows, post_norm, work->h);
+    add_to(p->s->kernels, work->x, work->h, (size_t)p->n_rows * p->m->info.n_embd);
+}
+
+static void attend(const struct pass *p, const struct layer_weights *w, bool has_window)
 {
     struct stage *s = p->s;
     struct stage_work *work = &s->work;
@@ -132,7 +145,8 @@ static void attend(const struct pass *p, const struct layer_weights *w)
     struct attention attention_call = {
         .layout = &s->kv_layout,
         .n_heads = m->info.n_heads,
-        .scale = 1.0f / sqrtf((float)m->info.head_dim),
+        .window = has_window ? m->info.window : 0,
+        .scale = m->attention_scale,
         .segments = work->segments,
         .n_segments = p->n_segments,
         .q = work->q,
@@ -146,7 +160,7 @@ static void attend(const struct pass *p, const struct layer_weights *w)
     struct activations a;
     prepare(p, &a, work->attended, p->n_rows, m->q_dim, form_of(p, out));
     multiply(p, out, &a, w->attn_output_slice, work->h);
-    add_to(s->kernels, work->x, work->h, (size_t)p->n_rows * m->info.n_embd);
+    add_result(p, w->vector[LAYER_ATTN_POST_NORM]);
 }
 
 /* The feed-forward block over normed rows h; the result replaces h. */
@@ -174,13 +188,14 @@ static void run_layer(const struct pass *p, uint32_t layer, const struct stage_s
     struct stage_work *work = &p->s->work;
     const struct layer_weights *w = &p->s->weights.layers[layer];
     size_t n_embd = p->m->info.n_embd;
-    project(p, w);
+    bool has_window = model_layer_has_window(p->m, p->s->options.first_layer + layer);
+    project(p, w, has_window);
     point_blocks(p, layer, segments);
-    attend(p, w);
+    attend(p, w, has_window);
     norm(p, work->x, p->n_rows, w->vector[LAYER_FFN_NORM], work->h);
     for (uint32_t r = 0; r < p->n_rows; r += FFN_ROWS)
         feed_forward(p, w, work->h + r * n_embd, MIN_OF(p->n_rows - r, (uint32_t)FFN_ROWS));
-    add_to(p->s->kernels, work->x, work->h, p->n_rows * n_embd);
+    add_result(p, w->vector[LAYER_FFN_POST_NORM]);
 }
 
 /* Positions, and for a head the embedded tokens. */
@@ -199,7 +214,11 @@ static void begin(const struct pass *p, const struct stage_segment *segments, co
     }
     if (!s->is_head)
         memcpy(s->work.x, in, p->n_rows * n_embd * sizeof(float));
+    else if (p->m->embedding_scale != 1.0f)
+        scale_by(s->kernels, s->work.x, p->n_rows * n_embd, p->m->embedding_scale);
     rope_table(s->kernels, &s->rope, s->work.positions, p->n_rows, s->work.rope);
+    if (p->m->info.window > 0)
+        rope_table(s->kernels, &s->rope_local, s->work.positions, p->n_rows, s->work.rope_local);
 }
 
 static void finish(const struct pass *p, const struct stage_segment *segments, float *logits)

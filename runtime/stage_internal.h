@@ -54,6 +54,7 @@ struct stage_work {
     float *gate;       /* [FFN_ROWS, n_ff] */
     float *up;         /* [FFN_ROWS, n_ff] */
     float *rope;       /* table of the step */
+    float *rope_local; /* the same for layers with a window */
     void *activations; /* prepared rows, for the kernels */
     void *attention;   /* workspace, for the kernels */
     void **blocks;     /* [segments, blocks_per_sequence]: KV blocks of the layer at hand */
@@ -68,7 +69,7 @@ struct stage {
     bool is_head, is_tail;
     enum kernels_precision precision;
     struct stage_weights weights;
-    struct rope rope;
+    struct rope rope, rope_local; /* of layers that see everything, of those with a window */
     struct kv_layout kv_layout;
     size_t kv_block_bytes;
     uint32_t blocks_per_sequence;
