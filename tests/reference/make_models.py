@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Makes the small GGUF models of this folder and what a correct engine computes for them.
 
-  make_models.py TINY_DIR        (TINY_DIR holds llama/ and llama_rope3/: config.json, model.safetensors, reference.json)
+  make_models.py TINY_DIR        (TINY_DIR holds llama/, llama_rope3/, gemma3/ and qwen2/: config.json, model.safetensors,
+                                  reference.json)
+  make_models.py others TINY_DIR (gemma3 and qwen2 only)
 
   make_models.py corpus DIR      (small valid files for tests/fuzz/corpus/gguf)
 
@@ -115,9 +117,9 @@ def forward(h, t, ids):
     return x @ W("output.weight" if "output.weight" in t else "token_embd.weight").T
 
 
-def write(path, h, t, type_of, meta=None):
+def write(path, h, t, type_of, meta=None, arch="llama"):
     """Writes the file and returns the tensors as an engine sees them."""
-    w = gguf.GGUFWriter(path, "llama")
+    w = gguf.GGUFWriter(path, arch)
     w.add_name(os.path.splitext(os.path.basename(path))[0])
     w.add_block_count(h["n_layers"])
     w.add_context_length(h["context"])
@@ -172,6 +174,44 @@ def tiny(folder, name, kinds):
         seen = write(path, h, t, lambda n: kind)
         out[kind.name.lower()] = out["f32"] if kind == T.F32 else expected(h, seen, ref["prompt"])
     json.dump(out, open(f"{HERE}/{name}.json", "w"), separators=(",", ":"))
+
+
+def other(folder, arch):
+    """A model of another architecture in F32, as convert_hf_to_gguf.py of llama.cpp maps it. Expected are transformers' values."""
+    cfg, ref = json.load(open(folder + "/config.json")), json.load(open(folder + "/reference.json"))
+    w = load_safetensors(folder + "/model.safetensors")
+    gemma = arch == "gemma3"
+    names = {"attn_norm.weight": "input_layernorm.weight", "ffn_norm.weight": "post_attention_layernorm.weight"}
+    if gemma:
+        names |= {"ffn_norm.weight": "pre_feedforward_layernorm.weight", "post_attention_norm.weight": "post_attention_layernorm.weight",
+                  "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
+                  "attn_q_norm.weight": "self_attn.q_norm.weight", "attn_k_norm.weight": "self_attn.k_norm.weight"}
+    else:
+        names |= {f"attn_{x}.bias": f"self_attn.{x}_proj.bias" for x in "qkv"}
+    names |= {f"attn_{x}.weight": f"self_attn.{x}_proj.weight" for x in "qkv"}
+    names |= {"attn_output.weight": "self_attn.o_proj.weight"} | {f"ffn_{x}.weight": f"mlp.{x}_proj.weight" for x in ("gate", "up", "down")}
+    t = {"token_embd.weight": w["model.embed_tokens.weight"], "output_norm.weight": w["model.norm.weight"]}
+    if not cfg["tie_word_embeddings"]:
+        t["output.weight"] = w["lm_head.weight"]
+    for i in range(cfg["num_hidden_layers"]):
+        for ours, theirs in names.items():
+            t[f"blk.{i}.{ours}"] = w[f"model.layers.{i}.{theirs}"]
+    if gemma:  # its norms multiply by 1 + weight
+        t = {n: (x + np.float32(1) if n.endswith("norm.weight") else x) for n, x in t.items()}
+    rope = cfg["rope_parameters"]
+    h = dict(n_layers=cfg["num_hidden_layers"], n_embd=cfg["hidden_size"], n_ff=cfg["intermediate_size"], n_heads=cfg["num_attention_heads"],
+             n_kv_heads=cfg["num_key_value_heads"], head_dim=cfg.get("head_dim") or cfg["hidden_size"] // cfg["num_attention_heads"],
+             eps=cfg["rms_norm_eps"], base=rope["full_attention"]["rope_theta"] if gemma else rope["rope_theta"],
+             context=cfg["max_position_embeddings"])
+
+    def meta(out):
+        if gemma:
+            out.add_sliding_window(cfg["sliding_window"])
+            out.add_float32("gemma3.attention.scale", cfg["query_pre_attn_scalar"] ** -0.5)
+
+    write(f"{HERE}/tiny_{arch}_f32.gguf", h, t, lambda n: T.F32, meta, arch)
+    out = {"source": "transformers " + ref["transformers"], "f32": {k: ref[k] for k in ("prompt", "logits", "all_argmax", "greedy", "margins")}}
+    json.dump(out, open(f"{HERE}/tiny_{arch}.json", "w"), separators=(",", ":"))
 
 
 MERGES = """Ġ t|h e|i n|Ġ a|r e|o n|Ġt he|e r|Ġ s|a t|o r|Ġ w|e s|i s|Ġ o|n d|o u|e n|in g|Ġ c|a n|Ġ b|i t|e d|Ġ f|Ġ p|a l|Ġo f|Ġ in|Ġa nd|Ġt o|Ġ m|l l|Ġ d|a r|Ġ h|l e|o w|a s|Ġ is|v e|s t|c h|r o|o t|Ġ l|Ġ n|l o|Ġ y|Ġy ou|u r|e l|l d|Ġh e|Ġ it|Ġ I|Ġ T|0 0|1 0|Ġ 2|! !""".split("|")
@@ -282,8 +322,12 @@ def corpus(folder):
 def main():
     if sys.argv[1] == "corpus":
         return corpus(sys.argv[2])
+    if sys.argv[1] == "others":
+        return [other(f"{sys.argv[2]}/{arch}", arch) for arch in ("gemma3", "qwen2")]
     tiny(sys.argv[1] + "/llama", "tiny_llama", [T.F32, T.F16, T.Q8_0, T.Q4_1])
     tiny(sys.argv[1] + "/llama_rope3", "tiny_rope3", [T.Q8_0])
+    for arch in ("gemma3", "qwen2"):
+        other(f"{sys.argv[1]}/{arch}", arch)
     split_model()
 
 

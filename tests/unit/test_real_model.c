@@ -17,8 +17,8 @@ struct real_model {
 
 static const struct real_model MODELS[] = {
     {"smollm2", "smollm2-135m.gguf", "smollm2-135m-q4_1.json", 1024, {1, 15, 29}},
-    {"gemma3", "gemma3-270m.gguf", "gemma3-270m-q4_k_m.json", 1024, {1, 6, 17}},
-    {"qwen2", "qwen2.5-coder-0.5b.gguf", "qwen2.5-coder-0.5b-q4_k_m.json", 1024, {1, 12, 23}},
+    {"gemma3", "gemma3-270m.gguf", "gemma3-270m-q4_k_m.json", 110, {1, 6, 17}},
+    {"qwen2", "qwen2.5-coder-0.5b.gguf", "qwen2.5-coder-0.5b-q4_k_m.json", 110, {1, 12, 23}},
 };
 
 static void model_path(const struct real_model *model, char path[4096])

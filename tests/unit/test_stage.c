@@ -46,9 +46,12 @@ static void test_stage_f32_agrees_with_transformers(void **state)
 {
     (void)state;
     struct chain_options f32 = {.precision = STAGE_F32};
-    check_tiny("tiny_llama_f32.gguf", "tiny_llama.json", "f32", &f32, 1e-4);
-    f32.variant = 1; /* the C reference */
-    check_tiny("tiny_llama_f32.gguf", "tiny_llama.json", "f32", &f32, 1e-4);
+    for (uint32_t variant = 0; variant <= 1; variant++) { /* the best, and the C reference */
+        f32.variant = variant;
+        check_tiny("tiny_llama_f32.gguf", "tiny_llama.json", "f32", &f32, 1e-4);
+        check_tiny("tiny_gemma3_f32.gguf", "tiny_gemma3.json", "f32", &f32, 1e-4);
+        check_tiny("tiny_qwen2_f32.gguf", "tiny_qwen2.json", "f32", &f32, 1e-4);
+    }
 }
 
 static void test_stage_f32_agrees_for_other_storage_types(void **state)
@@ -69,6 +72,8 @@ static void test_stage_fast_is_near(void **state)
     (void)state;
     struct chain_options fast = {.precision = STAGE_FAST};
     check_tiny("tiny_llama_f32.gguf", "tiny_llama.json", "f32", &fast, 0.02);
+    check_tiny("tiny_gemma3_f32.gguf", "tiny_gemma3.json", "f32", &fast, 0.02);
+    check_tiny("tiny_qwen2_f32.gguf", "tiny_qwen2.json", "f32", &fast, 0.02);
     check_tiny("tiny_llama_f16.gguf", "tiny_llama.json", "f16", &fast, 0.02);
     check_tiny("tiny_llama_q8_0.gguf", "tiny_llama.json", "q8_0", &fast, 0.25);
     check_tiny("tiny_llama_q4_1.gguf", "tiny_llama.json", "q4_1", &fast, 0.25);
@@ -88,10 +93,10 @@ static void fixed_ids(int32_t ids[RUN], uint32_t n_vocab)
 }
 
 /* Logits of the run, fed in chunks. */
-static float *run_chunks(const struct chain_options *options, uint32_t chunk)
+static float *run_chunks(const char *file, const struct chain_options *options, uint32_t chunk)
 {
     char path[4096];
-    reference_path("tiny_split.gguf", path);
+    reference_path(file, path);
     struct chain c;
     chain_open(&c, path, options);
     int32_t ids[RUN];
@@ -111,35 +116,49 @@ static float *run_chunks(const struct chain_options *options, uint32_t chunk)
 
 enum { SPLIT_VOCAB = 320, SPLIT_LAYERS = 6 };
 
-static void check_same(const struct chain_options *options, uint32_t chunk, const float *want)
+/* A model whose bits are compared. */
+struct split_model {
+    const char *file;
+    uint32_t n_layers, n_vocab;
+};
+
+static const struct split_model SPLIT_MODELS[] = {
+    {"tiny_split.gguf", SPLIT_LAYERS, SPLIT_VOCAB},
+    {"tiny_gemma3_f32.gguf", 6, 512},
+    {"tiny_qwen2_f32.gguf", 3, 512},
+};
+
+static void check_same(const struct split_model *m, const struct chain_options *options,
+                       uint32_t chunk, const float *want)
 {
-    float *got = run_chunks(options, chunk);
+    float *got = run_chunks(m->file, options, chunk);
     const void *ours = got, *theirs = want;
-    if (memcmp(ours, theirs, (size_t)RUN * SPLIT_VOCAB * sizeof(float)) != 0)
-        fail_msg("other bits: variant %u threads %u chunk %u cuts %u %u precision %d",
+    if (memcmp(ours, theirs, (size_t)RUN * m->n_vocab * sizeof(float)) != 0)
+        fail_msg("other bits: %s variant %u threads %u chunk %u cuts %u %u precision %d", m->file,
                  options->variant, options->n_threads, chunk, options->cuts[0], options->cuts[1],
                  (int)options->precision);
     free(got);
 }
 
-static void check_all_splits(enum stage_precision precision, uint32_t variant)
+static void check_all_splits(const struct split_model *m, enum stage_precision precision,
+                             uint32_t variant)
 {
     static const uint32_t chunks[] = {1, 7, 32, 512};
     struct chain_options o = {.precision = precision, .variant = 1, .n_threads = 1};
-    float *want = run_chunks(&o, RUN); /* the C reference, one thread, one chunk */
+    float *want = run_chunks(m->file, &o, RUN); /* the C reference, one thread, one chunk */
     o.variant = variant;
     for (uint32_t threads = 1; threads <= 3; threads++) {
         for (size_t i = 0; i < ARRAY_LEN(chunks); i++) {
             o.n_threads = threads;
-            check_same(&o, chunks[i], want);
+            check_same(m, &o, chunks[i], want);
         }
     }
     o.n_threads = 2;
-    for (uint32_t a = 1; a < SPLIT_LAYERS; a++) {
-        for (uint32_t b = a; b < SPLIT_LAYERS; b++) {
+    for (uint32_t a = 1; a < m->n_layers; a++) {
+        for (uint32_t b = a; b < m->n_layers; b++) {
             o.cuts[0] = a;
             o.cuts[1] = b > a ? b : 0; /* two stages, or three */
-            check_same(&o, chunks[(a + b) % ARRAY_LEN(chunks)], want);
+            check_same(m, &o, chunks[(a + b) % ARRAY_LEN(chunks)], want);
         }
     }
     free(want);
@@ -148,9 +167,11 @@ static void check_all_splits(enum stage_precision precision, uint32_t variant)
 static void test_stage_bits_do_not_depend_on_the_split(void **state)
 {
     (void)state;
-    check_all_splits(STAGE_FAST, 1);
-    check_all_splits(STAGE_FAST, 0);
-    check_all_splits(STAGE_F32, 0);
+    for (size_t i = 0; i < ARRAY_LEN(SPLIT_MODELS); i++) {
+        check_all_splits(&SPLIT_MODELS[i], STAGE_FAST, 1);
+        check_all_splits(&SPLIT_MODELS[i], STAGE_FAST, 0);
+        check_all_splits(&SPLIT_MODELS[i], STAGE_F32, 0);
+    }
 }
 
 /* Three sequences in one stage, their blocks in no order: their rows are mixed into steps of every
@@ -160,7 +181,7 @@ static void test_stage_bits_do_not_depend_on_companions(void **state)
     (void)state;
     static const uint32_t table[3][2] = {{4, 0}, {2, 5}, {3, 1}};
     struct chain_options o = {.n_threads = 2, .n_blocks = 6, .context = 100, .cuts = {2}};
-    float *want = run_chunks(&o, RUN);
+    float *want = run_chunks("tiny_split.gguf", &o, RUN);
     size_t row = SPLIT_VOCAB;
     char path[4096];
     reference_path("tiny_split.gguf", path);
