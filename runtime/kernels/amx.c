@@ -130,21 +130,35 @@ AVX2_INLINE __m512i pair_at(const uint8_t *pairs)
 }
 
 /* mn0 * sum(q of the first 16) + mn1 * sum(q of the last 16), from the pairs of -32 sum(q). */
-AVX2_INLINE __m512 minimum_sum(const uint8_t *panel, const uint8_t *pairs, uint32_t R)
+AVX2_INLINE __m512 minimum_sum(const uint8_t *panel, const uint8_t *pairs, uint32_t layout)
 {
-    __m512i sum = _mm512_dpwssd_epi32(_mm512_setzero_si512(), pair_at(pairs + 8 * R),
+    __m512i sum = _mm512_dpwssd_epi32(_mm512_setzero_si512(), pair_at(pairs + 8 * layout),
                                       _mm512_load_si512(panel + AT_MINIMA));
-    sum = _mm512_dpwssd_epi32(sum, pair_at(pairs + 12 * R),
+    sum = _mm512_dpwssd_epi32(sum, pair_at(pairs + 12 * layout),
                               _mm512_load_si512(panel + AT_MINIMA + 64));
     return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_setzero_si512(), _mm512_srai_epi32(sum, 5)));
 }
 
+/* R rows of a tile whose layout has `layout` rows. */
+struct rows_at {
+    const uint8_t *q;   /* of the first of the R rows */
+    const float *d, *s; /* the same */
+    const uint8_t *pairs;
+    uint32_t layout;
+};
+
+AVX2_INLINE struct rows_at rows_at(const uint8_t *tile, uint32_t layout, uint32_t row)
+{
+    const uint8_t *f = tile + 32 * layout + 4 * row;
+    const float *d = (const float *)(const void *)f;
+    return (struct rows_at){tile + 32 * row, d, d + layout, f + 8 * layout, layout};
+}
+
 /* The chains' steps for one block. */
 AVX2_INLINE void step(const enum panel_kind kind, const uint32_t R, const uint8_t *panel,
-                      const uint8_t *tile, sums *from, __m512 *acc)
+                      struct rows_at a, sums *from, __m512 *acc)
 {
     const bool halves = kind == PANEL_S6 || kind == PANEL_S2M;
-    const float *d = (const float *)(const void *)(tile + 32 * R), *s = d + R;
     const __m512 dw = floats_at(panel + AT_DW), mw = floats_at(panel + AT_MW);
 #pragma GCC unroll 16
     for (uint32_t r = 0; r < R; r++) {
@@ -153,34 +167,36 @@ AVX2_INLINE void step(const enum panel_kind kind, const uint32_t R, const uint8_
             sum = _mm512_mul_ps(sum, floats_at(panel + AT_SCALES));
             sum = _mm512_fmadd_ps(sum_at((*from)[1][r]), floats_at(panel + AT_SCALES + 64), sum);
         }
-        acc[r] = _mm512_fmadd_ps(_mm512_mul_ps(dw, sum), _mm512_set1_ps(d[r]), acc[r]);
+        acc[r] = _mm512_fmadd_ps(_mm512_mul_ps(dw, sum), _mm512_set1_ps(a.d[r]), acc[r]);
         if (panel_has_minimum(kind))
-            acc[r] = _mm512_fmadd_ps(mw, _mm512_set1_ps(s[r]), acc[r]);
+            acc[r] = _mm512_fmadd_ps(mw, _mm512_set1_ps(a.s[r]), acc[r]);
         if (kind == PANEL_S2M) {
-            __m512 m = minimum_sum(panel, tile + 40 * R + 4 * r, R);
-            acc[r] = _mm512_fmadd_ps(_mm512_mul_ps(mw, m), _mm512_set1_ps(d[r]), acc[r]);
+            __m512 m = minimum_sum(panel, a.pairs + 4 * r, a.layout);
+            acc[r] = _mm512_fmadd_ps(_mm512_mul_ps(mw, m), _mm512_set1_ps(a.d[r]), acc[r]);
         }
     }
 }
 
-/* While the chains take one block's sums, the tile unit forms the next one's. */
+/* R rows of a tile, beginning with row `row`. While the chains take one block's sums, the tile unit
+ * forms the next one's. */
 AVX2_INLINE void tile_rows(const enum panel_kind kind, const uint32_t R, const uint8_t *panel,
-                           uint32_t n_blocks, const uint8_t *tile, float *y, size_t ldy,
-                           bool resume)
+                           uint32_t n_blocks, const uint8_t *tile, uint32_t layout, uint32_t row,
+                           float *y, size_t ldy, bool resume)
 {
     const bool halves = kind == PANEL_S6 || kind == PANEL_S2M;
-    const size_t panel_step = 2 * panel_block_bytes(kind), tile_step = (size_t)R * TILE_ROW_BYTES;
+    const size_t panel_step = 2 * panel_block_bytes(kind);
+    const size_t tile_step = (size_t)layout * TILE_ROW_BYTES;
     __m512 acc[TILE_ROWS_MAX];
     sums buffer[2];
 #pragma GCC unroll 16
     for (uint32_t r = 0; r < R; r++)
         acc[r] = resume ? _mm512_loadu_ps(y + r * ldy) : _mm512_setzero_ps();
     configure(R, halves);
-    multiply(halves, tile, panel, &buffer[0]);
+    multiply(halves, tile + 32 * row, panel, &buffer[0]);
     for (uint32_t b = 0; b < n_blocks; b++, panel += panel_step, tile += tile_step) {
         if (b + 1 < n_blocks)
-            multiply(halves, tile + tile_step, panel + panel_step, &buffer[(b + 1) % 2]);
-        step(kind, R, panel, tile, &buffer[b % 2], acc);
+            multiply(halves, tile + tile_step + 32 * row, panel + panel_step, &buffer[(b + 1) % 2]);
+        step(kind, R, panel, rows_at(tile, layout, row), &buffer[b % 2], acc);
     }
     _tile_release();
 #pragma GCC unroll 16
@@ -188,34 +204,26 @@ AVX2_INLINE void tile_rows(const enum panel_kind kind, const uint32_t R, const u
         _mm512_storeu_ps(y + r * ldy, _mm512_add_ps(acc[r], _mm512_setzero_ps()));
 }
 
-#define ROWS_CASE(K, R)                                                                            \
-    case R:                                                                                        \
-        tile_rows(PANEL_##K, R, panel, n_blocks, tile, y, ldy, resume);                            \
-        break;
+/* The rows of a tile that is not full: in parts of 8, 4, 2 and 1. */
+#define PART(K, R)                                                                                 \
+    if (n_rows & R) {                                                                              \
+        tile_rows(PANEL_##K, R, panel, n_blocks, tile, n_rows, row, y + row * ldy, ldy, resume);   \
+        row += R;                                                                                  \
+    }
 #define TILE(K)                                                                                    \
     static void tile_##K(const uint8_t *panel, uint32_t n_blocks, const uint8_t *tile,             \
                          uint32_t n_rows, float *y, size_t ldy, bool resume)                       \
     {                                                                                              \
-        switch (n_rows) {                                                                          \
-            ROWS_CASE(K, 1)                                                                        \
-            ROWS_CASE(K, 2)                                                                        \
-            ROWS_CASE(K, 3)                                                                        \
-            ROWS_CASE(K, 4)                                                                        \
-            ROWS_CASE(K, 5)                                                                        \
-            ROWS_CASE(K, 6)                                                                        \
-            ROWS_CASE(K, 7)                                                                        \
-            ROWS_CASE(K, 8)                                                                        \
-            ROWS_CASE(K, 9)                                                                        \
-            ROWS_CASE(K, 10)                                                                       \
-            ROWS_CASE(K, 11)                                                                       \
-            ROWS_CASE(K, 12)                                                                       \
-            ROWS_CASE(K, 13)                                                                       \
-            ROWS_CASE(K, 14)                                                                       \
-            ROWS_CASE(K, 15)                                                                       \
-            ROWS_CASE(K, 16)                                                                       \
-        default:                                                                                   \
-            break;                                                                                 \
+        uint32_t row = 0;                                                                          \
+        if (n_rows == TILE_ROWS_MAX) {                                                             \
+            tile_rows(PANEL_##K, TILE_ROWS_MAX, panel, n_blocks, tile, TILE_ROWS_MAX, 0, y, ldy,   \
+                      resume);                                                                     \
+            return;                                                                                \
         }                                                                                          \
+        PART(K, 8)                                                                                 \
+        PART(K, 4)                                                                                 \
+        PART(K, 2)                                                                                 \
+        PART(K, 1)                                                                                 \
     }
 TILE(U4C)
 TILE(U4M)
