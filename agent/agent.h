@@ -31,6 +31,8 @@ enum {
     AGENT_DATA_DIALS_MAX = 64,
     AGENT_LOCAL_US = 5 * 1000 * 1000,  /* memory and power are read again */
     AGENT_PEERS_US = 15 * 1000 * 1000, /* names given with --peer are looked up again */
+    AGENT_SHAPE_US =
+        5 * 1000 * 1000, /* a member that is asked for a model's shape answers by then */
     AGENT_LOAD_US = 120 * 1000 * 1000, /* a model that is asked for must run by then */
     AGENT_NO_FIT_US = 3 * 1000 * 1000, /* so long "does not fit" must last before clients hear it */
     AGENT_REFUSED_US = 1000 * 1000,    /* and so long a refusal: another member may do it */
@@ -51,6 +53,7 @@ struct agent_call {
     uint64_t number; /* 0: free */
     struct call *call;
     bool wants_model; /* waits until `model` runs and is open here */
+    bool wants_plan;  /* waits until the shape of `model` has come */
     struct hash256 model;
     uint64_t until_us;
 };

@@ -51,7 +51,7 @@ static void show_one_node(const json_t *n)
 {
     const json_t *memory = json_object_get(n, "memory"), *compute = json_object_get(n, "compute"),
                  *p;
-    char budget[32], total[32], stream[32], state[32];
+    char budget[32], total[32], stream[32], state[32], macs[32] = "-";
     size_t i;
     bool member = json_is_true(json_object_get(n, "member"));
     bool silent = strcmp(word(n, "state"), "no answer") == 0; /* perhaps no node at all */
@@ -62,9 +62,10 @@ static void show_one_node(const json_t *n)
     show_rate(number(compute, "stream_bytes_per_s"), stream);
     (void)printf("%-18.18s %-10.10s %-24s", word(n, "name"), *word(n, "id") ? word(n, "id") : "-",
                  state);
+    if (number(compute, "macs_per_s") > 0)
+        (void)snprintf(macs, sizeof macs, "%.1f G/s", number(compute, "macs_per_s") / 1e9);
     if (member)
-        (void)printf(" %9s of %-9s %10s %6.1f G/s", budget, total, stream,
-                     number(compute, "macs_per_s") / 1e9);
+        (void)printf(" %9s of %-9s %10s %10s", budget, total, stream, macs);
     (void)printf("%s\n", json_is_true(json_object_get(n, "self")) ? "  (this node)" : "");
     json_array_foreach(json_object_get(n, "paths"), i, p)
     {
@@ -104,7 +105,17 @@ static void show_stages(const json_t *stages, const char *indent)
     }
 }
 
-static void show_second_copy(const json_t *model)
+/* "name (the id's first digits)"; an unknown node is its id alone. */
+static void show_who(const json_t *names, const char *id, char ret[80])
+{
+    const char *name = word(names, id);
+    if (*name)
+        (void)snprintf(ret, 80, "%.64s (%.10s)", name, id);
+    else
+        (void)snprintf(ret, 80, "%.10s", id);
+}
+
+static void show_second_copy(const json_t *model, const json_t *names)
 {
     const json_t *copy = json_object_get(model, "second_copy"), *t;
     const char *state = word(copy, "state");
@@ -116,9 +127,10 @@ static void show_second_copy(const json_t *model)
         (void)printf("           second copy: %s, %.0f %%\n", state, number(copy, "percent"));
     json_array_foreach(takers, i, t)
     {
-        char size[32];
+        char size[32], who[80];
         show_size(number(t, "bytes"), size);
-        (void)printf("           %s to %.10s\n", size, word(t, "node"));
+        show_who(names, word(t, "node"), who);
+        (void)printf("           %s more to be copied to %s\n", size, who);
     }
     if (number(copy, "no_room_bytes") > 0 && strcmp(state, "no other member") != 0) {
         char size[32];
@@ -127,22 +139,27 @@ static void show_second_copy(const json_t *model)
     }
     json_array_foreach(json_object_get(model, "fatal_losses"), i, t)
     {
-        (void)printf(
-            "           the loss of %.10s would end it: it alone holds some of the bytes\n",
-            json_string_value(t));
+        char who[80];
+        show_who(names, json_string_value(t), who);
+        (void)printf("           the loss of %s would end it: it alone holds some of the bytes\n",
+                     who);
     }
 }
 
 void show_status(const json_t *s)
 {
-    const json_t *m;
+    const json_t *names = json_object_get(s, "node_names"), *m;
     size_t i;
     char resident[32];
     show_size(number(s, "resident_bytes"), resident);
     (void)printf("%s (%.10s), covey %s\n", word(s, "name"), word(s, "id"), word(s, "version"));
     (void)printf("API        %s/v1\n", word(s, "http"));
-    (void)printf("planner    %.10s (term %.0f)\n",
-                 *word(s, "planner") ? word(s, "planner") : "none yet", number(s, "term"));
+    if (*word(s, "planner")) {
+        char who[80];
+        show_who(names, word(s, "planner"), who);
+        (void)printf("planner    %s, term %.0f\n", who, number(s, "term"));
+    } else
+        (void)printf("planner    none yet\n");
     (void)printf("memory     %s resident, up for %.0f s\n", resident, number(s, "uptime_s"));
     (void)printf("requests   %zu\n", json_array_size(json_object_get(s, "requests")));
     json_array_foreach(json_object_get(s, "models"), i, m)
@@ -150,7 +167,7 @@ void show_status(const json_t *s)
         (void)printf("model      %s: %s%s%s\n", word(m, "name"), word(m, "state"),
                      *word(m, "why") ? ": " : "", word(m, "why"));
         show_stages(json_object_get(m, "stages"), "           ");
-        show_second_copy(m);
+        show_second_copy(m, names);
     }
 }
 
@@ -176,13 +193,18 @@ void show_models(const json_t *models)
 
 static void show_candidate(const json_t *c)
 {
-    if (number(c, "token_ms") > 0)
-        (void)printf("  %-14s %2.0f node(s)  %8.2f ms/token  %8.3f ms/prompt token   %s\n",
-                     word(c, "verdict"), number(c, "n_nodes"), number(c, "token_ms"),
-                     number(c, "prefill_ms"), word(c, "why"));
-    else
-        (void)printf("  %-14s %2.0f node(s)  %s\n", word(c, "verdict"), number(c, "n_nodes"),
-                     word(c, "why"));
+    const json_t *stages = json_object_get(c, "stages"), *s;
+    size_t i;
+    (void)printf("  %-15s ", word(c, "verdict"));
+    json_array_foreach(stages, i, s)
+    {
+        const char *name = json_string_value(json_array_get(json_object_get(s, "names"), 0));
+        (void)printf("%s%s %.0f to %.0f", i ? ", " : "", name ? name : "?",
+                     number(s, "first_layer"), number(s, "last_layer"));
+    }
+    if (json_array_size(stages) == 0)
+        (void)printf("%.0f node%s", number(c, "n_nodes"), number(c, "n_nodes") == 1 ? "" : "s");
+    (void)printf("\n                  %s\n", word(c, "why"));
 }
 
 void show_plan(const json_t *plan, bool explain)

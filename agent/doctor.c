@@ -79,15 +79,18 @@ static void check_clock_of(struct agent *a, const struct node_view *v, json_t *f
 static void check_peers(struct agent *a, json_t *findings)
 {
     struct node_view views[64];
-    uint32_t n = node_views(a->node, views, 64), n_members = 0, n_alive = 0, n_found = 0;
+    uint32_t n = node_views(a->node, views, 64);
+    uint32_t n_members = 0, n_alive = 0, n_away = 0, n_found = 0;
     for (uint32_t i = 0; i < n; i++) {
         if (strcmp(views[i].state, "no answer") == 0) {
             say_silent(&views[i], findings);
             continue;
         }
-        n_members += views[i].member && !views[i].self;
-        n_alive += views[i].member && !views[i].self && views[i].state[0] == 'a' &&
-                   views[i].state[1] == 'l';
+        bool other = views[i].member && !views[i].self;
+        n_members += other;
+        n_alive += other && strcmp(views[i].state, "alive") == 0;
+        n_away +=
+            other && (strcmp(views[i].state, "left") == 0 || strcmp(views[i].state, "asleep") == 0);
         n_found += !views[i].member;
         if (views[i].member && !views[i].self && strcmp(views[i].state, "alive") == 0)
             check_paths(&views[i], findings);
@@ -95,13 +98,18 @@ static void check_peers(struct agent *a, json_t *findings)
             check_clock_of(a, &views[i], findings);
     }
     char text[160];
-    (void)snprintf(text, sizeof text, "%u other member(s), %u alive; %u other node(s) found",
-                   n_members, n_alive, n_found);
-    if (n_members > n_alive)
+    (void)snprintf(text, sizeof text,
+                   "%u other member(s): %u alive, %u stopped or asleep; %u other node(s) found",
+                   n_members, n_alive, n_away, n_found);
+    if (n_members > n_alive + n_away)
         say(findings, "problem", text,
             "a member does not answer: is it running and on this network? A firewall must let the "
             "control port (TCP "
             "and UDP) and the data port (TCP) through");
+    else if (n_members == 0 && n_found > 0)
+        say(findings, "note", text,
+            "to make one cluster of two: `covey invite` on the one, `covey join TOKEN` on the "
+            "other");
     else if (n_members + n_found == 0)
         say(findings, "note", text,
             "start `covey serve` on another machine; where multicast is blocked (guest Wi-Fi, "

@@ -249,7 +249,7 @@ enum err exchange_result(struct exchange *x, json_t **ret_body, struct err_text 
     call_drop(x->call);
     call_unref(x->call);
     x->call = NULL;
-    return e;
+    return e == ERR_AGAIN ? ERR_BUSY : e; /* "again" means here that the call is not done */
 }
 
 enum err exchange_json(struct exchange *x, json_t **ret, struct err_text *text)

@@ -261,6 +261,9 @@ const struct swim *node_swim(const struct node *n);
 void node_topology(const struct node *n, struct topology *ret);
 /* The shape of a model, when known. */
 const struct model_shape *node_shape(const struct node *n, const struct hash256 *model);
+/* Asks the members that hold a model for its shape, when that is not known here: from the next tick
+ * on, until it has come. */
+void node_want_shape(struct node *n, const struct hash256 *model);
 /* Models that any live member holds: fills id, name, bytes; `holder` is one that has all of it. */
 struct node_held {
     struct hash256 model;

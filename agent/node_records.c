@@ -430,6 +430,11 @@ void records_want_shape(struct node *n, const struct hash256 *model)
     *free_slot = (struct shape_request){.model = *model, .used = true, .due_us = n->now_us};
 }
 
+void node_want_shape(struct node *n, const struct hash256 *model)
+{
+    records_want_shape(n, model);
+}
+
 void records_tick(struct node *n)
 {
     for (int i = 0; i < SHAPE_REQUESTS_MAX; i++) {

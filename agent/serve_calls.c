@@ -319,24 +319,35 @@ static void on_remove(struct agent *a, struct call *c)
     call_unref(c);
 }
 
+static void answer_plan(struct agent *a, struct agent_call *w)
+{
+    struct err_text text = {""};
+    enum err e = ERR_OK;
+    const json_t *args = call_args(w->call);
+    uint32_t context = (uint32_t)number_arg(w->call, "context");
+    json_t *body = status_plan_json(a, &w->model, context ? context : a->config.context,
+                                    json_is_true(json_object_get(args, "explain")), &e, &text);
+    done(w, e, body, text.text);
+}
+
+/* Where this node has never met the model, its shape comes from a member first. */
 static void on_plan(struct agent *a, struct call *c)
 {
     struct node_held held;
-    if (find_or_fail(a, c, &held) == ERR_OK) {
-        struct err_text text = {""};
-        enum err e = ERR_OK;
-        uint32_t context = (uint32_t)number_arg(c, "context");
-        if (context == 0)
-            context = a->config.context;
-        json_t *body =
-            status_plan_json(a, &held.model, context,
-                             json_is_true(json_object_get(call_args(c), "explain")), &e, &text);
-        if (body)
-            call_reply(c, ERR_OK, body);
-        else
-            call_fail(c, e, "%s", text.text);
+    if (find_or_fail(a, c, &held) != ERR_OK) {
+        call_unref(c);
+        return;
     }
-    call_unref(c);
+    struct agent_call *w = later(a, c);
+    if (!w)
+        return;
+    w->wants_plan = true;
+    w->model = held.model;
+    w->until_us = clock_monotonic_us() + AGENT_SHAPE_US;
+    if (node_shape(a->node, &held.model))
+        answer_plan(a, w);
+    else
+        node_want_shape(a->node, &held.model);
 }
 
 /* ---- members ---- */
@@ -605,10 +616,14 @@ void agent_calls_tick(struct agent *a, uint64_t now_us)
     say_no_fit(a, now_us);
     for (int i = 0; i < AGENT_CALLS_MAX; i++) {
         struct agent_call *w = &a->calls[i];
-        if (w->number && w->until_us && now_us >= w->until_us)
+        if (w->number && w->wants_plan && node_shape(a->node, &w->model))
+            answer_plan(a, w);
+        else if (w->number && w->until_us && now_us >= w->until_us)
             done(w, ERR_TIMEOUT, NULL,
-                 "the model did not start in time: `covey status` and `covey events` say what it "
-                 "waits for");
+                 w->wants_plan ? "no member that has this model has described it in time: try again"
+                               : "the model did not start in time: `covey status` and `covey "
+                                 "events` say what it "
+                                 "waits for");
         else if (w->number && call_is_dropped(w->call))
             done(w, ERR_CANCELLED, NULL, "the client is gone");
     }

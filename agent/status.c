@@ -165,6 +165,23 @@ static json_t *kv_json(struct agent *a)
     return kv;
 }
 
+/* What people call the nodes whose ids stand elsewhere in the status: {id: name}. */
+static json_t *node_names_json(struct agent *a)
+{
+    struct node_view *views = calloc(VIEWS_MAX, sizeof *views);
+    json_t *names = json_object();
+    uint32_t n = views ? node_views(a->node, views, VIEWS_MAX) : 0;
+    for (uint32_t i = 0; i < n; i++) {
+        char hex[HEX_ID_MAX];
+        if (!views[i].has_id)
+            continue;
+        hex_of_32(views[i].id.bytes, hex);
+        (void)json_object_set_new(names, hex, text_json(views[i].name));
+    }
+    free(views);
+    return names;
+}
+
 json_t *status_json(struct agent *a)
 {
     struct node_id planner;
@@ -186,7 +203,7 @@ json_t *status_json(struct agent *a)
     uint64_t got = 0, total = 0;
     loader_progress(a->loader, &fetching, &got, &total);
     return json_pack("{s:o, s:s, s:s, s:s, s:i, s:i, s:o, s:I, s:o, s:o, s:I, s:I, s:{s:I, s:I}, "
-                     "s:o}",
+                     "s:o, s:o}",
                      "id", hex_json(self.bytes), "name", a->config.name, "version", COVEY_VERSION,
                      "http", a->http_url, "control_port", (int)control_net_port(a->control),
                      "data_port", (int)data_port_port(a->data_port), "planner",
@@ -194,7 +211,8 @@ json_t *status_json(struct agent *a)
                      "models", models, "requests", requests_json(a), "uptime_s",
                      (json_int_t)((clock_monotonic_us() - a->started_us) / 1000000),
                      "resident_bytes", (json_int_t)sysinfo_resident_bytes(), "fetch", "done",
-                     (json_int_t)got, "total", (json_int_t)total, "kv_cache", kv_json(a));
+                     (json_int_t)got, "total", (json_int_t)total, "kv_cache", kv_json(a),
+                     "node_names", node_names_json(a));
 }
 
 json_t *status_models_json(struct agent *a)

@@ -65,6 +65,24 @@ class Single(unittest.TestCase):
         self.assertNotEqual(run("--seed", "1"), run("--seed", "2"))
 
 
+class Unmet(unittest.TestCase):
+    """A model that another member holds, and that never ran."""
+
+    def test_plan_before_anyone_ran_it(self):
+        the_lab = Lab()
+        self.addCleanup(the_lab.close)
+        a, b = agents = [the_lab.agent(f"n{i}", memory_limit=HALF) for i in range(2)]
+        the_lab.pair(*agents)
+        a.ok("pull", TINY, "--name", "tiny")
+        wait_for(lambda: any(m["name"] == "tiny" for m in b.ask("ls")["models"]), 10, "n1 hears of the model")
+        plan = b.ask("plan", "tiny", "--explain")
+        self.assertEqual({n for s in plan["best"]["stages"] for n in s["names"]}, {"n0", "n1"})
+        self.assertIsNone(plan["running"])
+        self.assertIsNone(b.model())
+        shown = b.ok("plan", "tiny", "--explain").out
+        self.assertRegex(shown, r"(?m)^  chosen +n[01] 0 to \d+, n[01] \d+ to %d$" % (lab.TINY_LAYERS - 1))
+
+
 class Pairing(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
