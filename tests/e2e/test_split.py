@@ -153,7 +153,7 @@ class Pairing(unittest.TestCase):
             refused = small.call("join", self.a.ask("invite")["token"], "--peer",
                                  f"127.0.0.1:{held.getsockname()[1]}", timeout_s=90)
         self.assertEqual(refused.code, 6, refused)
-        self.assertEqual(small.call("join", "not a token", "--peer", "127.0.0.1:1").code, 1)
+        self.assertEqual(small.call("join", "not a token", "--peer", "127.0.0.1:1").code, 5)
 
     def test_every_entry_gives_the_answer_of_one_node(self):
         one, = cluster(type(self), WHOLE, 1)
