@@ -209,6 +209,7 @@ static int verb_doctor(const struct cli *c)
     } else {
         code = EXIT_DONE;
     }
+    doctor_multicast(json_object_get(reply, "findings"));
     if (c->json)
         cli_print_json(reply);
     else

@@ -77,6 +77,8 @@ void show_models(const json_t *models);
 void show_plan(const json_t *plan, bool explain);
 /* doctor_alone.c: what can be said where no agent runs. */
 json_t *doctor_alone_json(const struct folders *folders);
+/* doctor_multicast.c: adds what is found; takes up to a second. */
+void doctor_multicast(json_t *findings);
 void show_findings(const json_t *doctor);
 void show_ping(const json_t *ping);
 void show_size(double bytes, char ret[32]);

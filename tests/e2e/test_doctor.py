@@ -51,6 +51,22 @@ class Doctor(unittest.TestCase):
         wait_for(lambda: any("tiny is wanted" in p and "holds it" in p for p in problems(agent)), 10,
                  lambda: problems(agent))
 
+    @unittest.skipUnless(shutil.which("nft") and subprocess.run(["unshare", "-rn", "true"], check=False).returncode == 0,
+                         "needs nft and network namespaces")
+    def test_multicast_that_is_blocked(self):
+        """On an interface of a network namespace, without and with a firewall that drops mDNS."""
+        up = ("ip link add lan type veth peer name far && ip link set far up && ip link set lan up && "
+              "ip addr add 10.7.0.1/24 dev lan && ")
+        drop = ("nft 'table ip t { chain c { type filter hook input priority 0; udp dport 5353 drop; }; }' && ")
+        home = dict(os.environ, COVEY_HOME=os.path.join(self.lab.folder, "lonely"))
+        for rules, said, level in (("", "multicast seems to pass on lan", "ok"),
+                                   (drop, "multicast seems blocked on lan", "problem")):
+            r = subprocess.run(["unshare", "-rn", "sh", "-c", up + rules + '"$0" doctor --json', binary()], env=home,
+                               capture_output=True, timeout=60)
+            self.assertEqual(r.returncode, 3, r)
+            found = [(f["text"], f["level"]) for f in json.loads(r.stdout)["findings"]]
+            self.assertIn((said, level), found)
+
     def test_without_an_agent(self):
         home = os.path.join(self.lab.folder, "alone")
         os.makedirs(os.path.join(home, "config"))
@@ -63,7 +79,7 @@ class Doctor(unittest.TestCase):
             self.assertEqual(r.returncode, 3, r)
             return [f["text"] for f in json.loads(r.stdout)["findings"] if f["level"] == "problem"]
 
-        self.assertEqual(doctor(0, 0, 0), ["no agent runs here"])
+        self.assertEqual([t for t in doctor(0, 0, 0) if "multicast" not in t], ["no agent runs here"])
         with contextlib.ExitStack() as stack:
             ports = []
             for host in ("127.0.0.1", "", ""):
