@@ -2,6 +2,7 @@
 #include "agent/cli.h"
 
 #include "agent/store.h"
+#include "planner/plan.h"
 #include "runtime/speed_tool.h"
 
 #include <stdio.h>
@@ -26,12 +27,12 @@ static void clear_progress(void)
 
 static void print_json(const char *model, const struct speed_options *o, const struct speed *s)
 {
-    json_t *j = json_pack(
-        "{s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:s, s:s, s:I, s:I}", "model", model, "prompt",
-        (int)o->n_prompt, "generate", (int)o->n_generate, "depth", (int)o->n_depth, "batch",
-        (int)o->n_batch, "threads", (int)s->n_threads, "rounds", (int)o->n_rounds, "precision",
-        o->precision == STAGE_F32 ? "f32" : "fast", "kernels", s->kernels, "weight_bytes",
-        (json_int_t)s->weight_bytes, "memory_bytes", (json_int_t)s->memory_bytes);
+    json_t *j = json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:s, s:s, s:I, s:I}", "model", model,
+                          "prompt", (int)o->n_prompt, "generate", (int)o->n_generate, "depth",
+                          (int)o->n_depth, "batch", (int)o->n_batch, "threads", (int)s->n_threads,
+                          "rounds", (int)o->n_rounds, "precision", precision_name(o->precision),
+                          "kernels", s->kernels, "weight_bytes", (json_int_t)s->weight_bytes,
+                          "memory_bytes", (json_int_t)s->memory_bytes);
     json_t *prompt = o->n_prompt ? json_real(s->prompt) : json_null();
     json_t *generate = o->n_generate ? json_real(s->generate) : json_null();
     (void)json_object_set_new(j, "prompt_tokens_per_s", prompt);
@@ -50,8 +51,8 @@ static void print_text(const struct speed_options *o, const struct speed *s)
     (void)printf("%u thread%s, %s kernels, precision %s, %u sequence%s at once, depth %u; medians "
                  "of %u\n",
                  s->n_threads, s->n_threads == 1 ? "" : "s", s->kernels,
-                 o->precision == STAGE_F32 ? "f32" : "fast", o->n_batch, o->n_batch == 1 ? "" : "s",
-                 o->n_depth, o->n_rounds);
+                 precision_name(o->precision), o->n_batch, o->n_batch == 1 ? "" : "s", o->n_depth,
+                 o->n_rounds);
     if (o->n_prompt)
         print_line("prompt", o->n_prompt, s->prompt, s->prompt_low, s->prompt_high);
     if (!o->n_generate)
@@ -75,8 +76,9 @@ int cli_bench(const struct cli *c)
         .n_rounds = c->n_rounds ? c->n_rounds : ROUNDS,
         .progress = isatty(STDERR_FILENO) ? show_progress : NULL,
     };
-    if (c->precision && strcmp(c->precision, "f32") == 0)
-        o.precision = STAGE_F32;
+    uint8_t precision = PRECISION_FAST;
+    if (c->precision && precision_parse(c->precision, &precision) == ERR_OK)
+        o.precision = (enum stage_precision)precision;
     enum err e = cli_model_path(c, c->words[0], path, &text);
     if (e == ERR_OK)
         e = speed_run(path, &o, &speed, &text);

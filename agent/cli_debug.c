@@ -2,6 +2,7 @@
 #include "agent/cli.h"
 
 #include "agent/store.h"
+#include "planner/plan.h"
 #include "runtime/logits_tool.h"
 
 #include <sodium.h>
@@ -59,8 +60,9 @@ int cli_debug(const struct cli *c)
         (void)fprintf(stderr, "covey: usage: covey debug logits MODEL FILE\n");
         return EXIT_USAGE;
     }
-    if (c->precision && strcmp(c->precision, "f32") == 0)
-        o.precision = STAGE_F32;
+    uint8_t precision = PRECISION_FAST;
+    if (c->precision && precision_parse(c->precision, &precision) == ERR_OK)
+        o.precision = (enum stage_precision)precision;
     enum err e = sodium_init() < 0 ? ERR_IO : ERR_OK;
     if (e == ERR_OK && c->split)
         e = read_split(c->split, &o, &text);

@@ -2,6 +2,7 @@
 #include "agent/cli.h"
 
 #include "base/util.h"
+#include "planner/plan.h"
 
 #include <errno.h>
 #include <math.h>
@@ -304,8 +305,9 @@ bool cli_parse(struct cli *c, const struct cli_verb *v, int argc, char **argv)
         if (!set_option(c, row, value))
             return false;
     }
-    if (c->precision && strcmp(c->precision, "fast") != 0 && strcmp(c->precision, "f32") != 0)
-        return bad_option("precision", "'fast' or 'f32' is needed");
+    uint8_t precision;
+    if (c->precision && precision_parse(c->precision, &precision) != ERR_OK)
+        return bad_option("precision", "'fast', 'f32' or 'fast-kv8' is needed");
     if (c->has_ttl && c->ttl_s == 0)
         return bad_option("ttl", "a token is good for at least one second");
     if (c->n_words == v->n_words)

@@ -187,13 +187,7 @@ static enum err set_switch(bool *to, const char *value)
 
 static enum err set_precision(uint8_t *to, const char *value)
 {
-    if (strcmp(value, "fast") == 0)
-        *to = PRECISION_FAST;
-    else if (strcmp(value, "f32") == 0)
-        *to = PRECISION_F32;
-    else
-        return ERR_INVALID;
-    return ERR_OK;
+    return precision_parse(value, to);
 }
 
 /* A plain number is MiB (PROTOCOL 5.3). */

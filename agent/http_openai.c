@@ -729,9 +729,10 @@ static enum exchange_next models_done(struct exchange *x)
     }
     json_array_foreach(json_object_get(body, "models"), i, m)
     {
-        (void)json_array_append_new(data, json_pack("{s:O, s:s, s:i, s:s}", "id",
+        (void)json_array_append_new(data, json_pack("{s:O, s:s, s:i, s:s, s:O}", "id",
                                                     json_object_get(m, "name"), "object", "model",
-                                                    "created", 0, "owned_by", "covey"));
+                                                    "created", 0, "owned_by", "covey", "kv_type",
+                                                    json_object_get(m, "kv_type")));
     }
     json_decref(body);
     if (e != ERR_OK) {

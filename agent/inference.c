@@ -15,6 +15,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+_Static_assert((int)PLAN_KV_BLOCK == (int)STAGE_BLOCK && (int)PLAN_SLOTS_MAX == PIPELINE_SLOTS_MAX,
+               "plans, stages and the data plane mean the same blocks and slots");
+_Static_assert((int)PRECISION_F32 == (int)STAGE_F32 &&
+                   (int)PRECISION_FAST_KV8 == (int)STAGE_FAST_KV8,
+               "plans and stages number precisions alike");
+
 enum {
     INSTANCES_MAX = 32,
     LINKS_MAX = 64, /* PIPELINE_PEERS_MAX and LINK_WAIT_MAX */

@@ -559,8 +559,7 @@ static enum err load(struct loader *l, const struct job *job, struct loaded *loa
                               .n_layers = part->n_layers,
                               .context = job->plan.context,
                               .n_blocks = plan_kv_blocks(&job->plan),
-                              .precision =
-                                  job->plan.precision == PRECISION_F32 ? STAGE_F32 : STAGE_FAST};
+                              .precision = (enum stage_precision)job->plan.precision};
     if (e == ERR_OK)
         e = stage_new(served->model, l->options.pool, &o, &loaded->stage, text);
     if (e == ERR_OK)

@@ -125,15 +125,20 @@ void plan_send_view(struct node *n)
 
 void plan_send_shape(struct node *n, const struct model_shape *shape)
 {
-    struct model_shape f32 = *shape;
-    f32.kv_bytes_per_position *=
-        2; /* the shape describes F16; weights stay as they are in the file */
-    (void)node_feed_control(n, &(struct control_event){.kind = CONTROL_MODEL,
-                                                       .shape = shape,
-                                                       .precision = PRECISION_FAST});
-    (void)node_feed_control(
-        n,
-        &(struct control_event){.kind = CONTROL_MODEL, .shape = &f32, .precision = PRECISION_F32});
+    /* The shape describes F16; weights stay as they are in the file. Q8_0 has 34 bytes for 32
+     * values, and at most 10 for 8 where heads are that narrow. */
+    static const struct {
+        uint8_t precision;
+        uint32_t times, of;
+    } kinds[] = {{PRECISION_FAST, 1, 1}, {PRECISION_F32, 2, 1}, {PRECISION_FAST_KV8, 5, 8}};
+    for (size_t i = 0; i < ARRAY_LEN(kinds); i++) {
+        struct model_shape s = *shape;
+        s.kv_bytes_per_position =
+            (s.kv_bytes_per_position * kinds[i].times + kinds[i].of - 1) / kinds[i].of;
+        (void)node_feed_control(n, &(struct control_event){.kind = CONTROL_MODEL,
+                                                           .shape = &s,
+                                                           .precision = kinds[i].precision});
+    }
 }
 
 static struct plan *copy_plan(const struct plan *p)

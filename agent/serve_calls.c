@@ -211,8 +211,9 @@ static void on_load(struct agent *a, struct call *c)
     uint8_t want_precision = a->config.precision;
     struct err_text text = {""};
     enum err e = ERR_OK;
-    if (precision && strcmp(precision, "f32") != 0 && strcmp(precision, "fast") != 0)
-        e = err_set(&text, ERR_INVALID, "precision is 'fast' or 'f32', not '%.40s'", precision);
+    if (precision && precision_parse(precision, &want_precision) != ERR_OK)
+        e = err_set(&text, ERR_INVALID, "precision is 'fast', 'f32' or 'fast-kv8', not '%.40s'",
+                    precision);
     else if (context && context < CONFIG_CONTEXT_MIN)
         e = err_set(&text, ERR_INVALID,
                     "a context of %u is too short for a prompt and an answer: at least %d", context,
@@ -224,8 +225,6 @@ static void on_load(struct agent *a, struct call *c)
         call_unref(c);
         return;
     }
-    if (precision)
-        want_precision = strcmp(precision, "f32") == 0 ? PRECISION_F32 : PRECISION_FAST;
     bool same = is && (context == 0 || context == is->context) &&
                 (!precision || want_precision == is->precision);
     uint32_t keep_alive_s = is ? is->keep_alive_s : a->config.keep_alive_s;

@@ -101,10 +101,10 @@ static json_t *stages_json(struct agent *a, const struct plan *p)
 
 json_t *status_plan_object(struct agent *a, const struct plan *p)
 {
-    return json_pack("{s:o, s:i, s:i, s:s, s:f, s:f, s:o}", "model", text_json(p->model_name),
+    return json_pack("{s:o, s:i, s:i, s:s, s:s, s:f, s:f, s:o}", "model", text_json(p->model_name),
                      "context", (int)p->context, "kv_positions", (int)p->kv_positions, "precision",
-                     p->precision == PRECISION_F32 ? "f32" : "fast", "predicted_token_ms",
-                     p->predicted_token_us / 1e3, "predicted_prefill_ms",
+                     precision_name(p->precision), "kv_type", precision_kv_name(p->precision),
+                     "predicted_token_ms", p->predicted_token_us / 1e3, "predicted_prefill_ms",
                      p->predicted_prefill_us / 1e3, "stages", stages_json(a, p));
 }
 
@@ -228,13 +228,14 @@ json_t *status_models_json(struct agent *a)
         struct store_entry own;
         bool here = store_get(a->store, &held[i].model, &own) == ERR_OK;
         (void)json_array_append_new(
-            models,
-            json_pack("{s:o, s:o, s:I, s:I, s:I, s:o, s:b, s:o}", "name", text_json(held[i].name),
-                      "id", hex_json(held[i].model.bytes), "bytes", (json_int_t)held[i].n_bytes,
-                      "present_bytes", (json_int_t)held[i].present_bytes, "here_bytes",
-                      (json_int_t)(here ? own.present_bytes : 0), "holder",
-                      hex_json(held[i].holder.bytes), "running", p != NULL, "second_copy",
-                      agent_spare_json(spares, &held[i].model)));
+            models, json_pack("{s:o, s:o, s:I, s:I, s:I, s:o, s:b, s:s, s:o}", "name",
+                              text_json(held[i].name), "id", hex_json(held[i].model.bytes), "bytes",
+                              (json_int_t)held[i].n_bytes, "present_bytes",
+                              (json_int_t)held[i].present_bytes, "here_bytes",
+                              (json_int_t)(here ? own.present_bytes : 0), "holder",
+                              hex_json(held[i].holder.bytes), "running", p != NULL, "kv_type",
+                              precision_kv_name(p ? p->precision : a->config.precision),
+                              "second_copy", agent_spare_json(spares, &held[i].model)));
     }
     free(spares);
     free(held);

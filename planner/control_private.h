@@ -18,7 +18,7 @@
 
 enum {
     TRACKED_MAX = 64,       /* epochs that a planner follows */
-    SHAPES_MAX = 32,        /* (model, precision) */
+    SHAPES_MAX = 48,        /* (model, precision) */
     LOOP_MAX = 256,         /* messages to ourselves within one step */
     REASON_MAX = 320,       /* bytes of a refusal with the NUL */
     RESEND_US = 500 * 1000, /* a command that is not yet reported done */

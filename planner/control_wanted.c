@@ -104,7 +104,7 @@ static bool entry_from_message(const Covey__Control__Wanted *m, struct wanted *r
     memset(ret, 0, sizeof *ret);
     size_t n = m->model_name ? strlen(m->model_name) : 0;
     if (!control_take_hash(&m->model, &ret->model) || !control_take_id(&m->node, &ret->node) ||
-        n >= MODEL_NAME_MAX || m->clock >= CLOCK_LIMIT || m->precision > PRECISION_F32)
+        n >= MODEL_NAME_MAX || m->clock >= CLOCK_LIMIT || m->precision >= PRECISION_N)
         return false;
     for (size_t i = 0; i < n; i++)
         if ((unsigned char)m->model_name[i] < 0x20 || m->model_name[i] == 0x7f)
@@ -169,7 +169,7 @@ static void wanted_stamp(struct control *c, struct wanted *w, uint64_t wall_ms)
 
 static enum err want(struct control *c, const struct control_event *e)
 {
-    if (!e->model_name || strlen(e->model_name) >= MODEL_NAME_MAX || e->precision > PRECISION_F32)
+    if (!e->model_name || strlen(e->model_name) >= MODEL_NAME_MAX || e->precision >= PRECISION_N)
         return ERR_INVALID;
     struct wanted *w = control_wanted_find(c, &e->model);
     if (w && w->wanted && w->context == e->context && w->precision == e->precision &&

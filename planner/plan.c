@@ -57,6 +57,33 @@ static void seal(const struct plan *p, struct hash256 *ret)
     (void)crypto_generichash(ret->bytes, sizeof ret->bytes, bytes, w.len, NULL, 0);
 }
 
+static const char *const precision_names[PRECISION_N][2] = {
+    [PRECISION_FAST] = {"fast", "f16"},
+    [PRECISION_F32] = {"f32", "f32"},
+    [PRECISION_FAST_KV8] = {"fast-kv8", "q8_0"},
+};
+
+const char *precision_name(uint32_t precision)
+{
+    return precision < PRECISION_N ? precision_names[precision][0] : "?";
+}
+
+const char *precision_kv_name(uint32_t precision)
+{
+    return precision < PRECISION_N ? precision_names[precision][1] : "?";
+}
+
+enum err precision_parse(const char *name, uint8_t *ret)
+{
+    for (uint8_t i = 0; i < PRECISION_N; i++) {
+        if (strcmp(name, precision_names[i][0]) == 0) {
+            *ret = i;
+            return ERR_OK;
+        }
+    }
+    return ERR_INVALID;
+}
+
 uint32_t plan_slots(const struct plan *p)
 {
     return p->kv_positions > 0 ? PLAN_SLOTS_MAX : 1;
@@ -124,7 +151,7 @@ enum err plan_check(const struct plan *p)
     seal(p, &right);
     if (next != p->n_layers || !hash256_eq(&right, &p->epoch.hash))
         return ERR_CORRUPT;
-    if (p->precision > PRECISION_F32 || p->backend > BACKEND_NATIVE)
+    if (p->precision >= PRECISION_N || p->backend > BACKEND_NATIVE)
         return ERR_UNSUPPORTED;
     return ERR_OK;
 }

@@ -20,7 +20,12 @@ enum {
     PLAN_KV_POSITIONS_MAX = PLAN_KV_BLOCK << 20,
 };
 
-enum precision { PRECISION_FAST = 0, PRECISION_F32 = 1 };
+enum precision {
+    PRECISION_FAST = 0,     /* activations rounded to 8 bits for quantised weights, KV F16 */
+    PRECISION_F32 = 1,      /* everything F32 */
+    PRECISION_FAST_KV8 = 2, /* like FAST, but KV Q8_0: half the memory for it */
+    PRECISION_N
+};
 enum backend { BACKEND_NATIVE = 0 };
 
 struct epoch {
@@ -56,6 +61,12 @@ struct plan {
 };
 
 #define PLAN_INIT ((struct plan){.n_stages = 0})
+
+/* "fast", "f32", "fast-kv8"; "?" for others. ERR_INVALID. */
+const char *precision_name(uint32_t precision);
+enum err precision_parse(const char *name, uint8_t *ret);
+/* How the KV is stored, as GGUF names it: "f16", "f32", "q8_0". */
+const char *precision_kv_name(uint32_t precision);
 
 /* Sequences that a stage knows at once, and blocks of its KV cache (0: of one context). */
 uint32_t plan_slots(const struct plan *p);

@@ -22,7 +22,8 @@ static bool options_fit(const struct model *m, const struct stage_options *o)
     return o->n_layers >= 1 && o->first_layer < m->info.n_layers &&
            o->n_layers <= m->info.n_layers - o->first_layer && o->context >= 1 &&
            o->context <= m->info.context_max && o->n_blocks <= STAGE_BLOCKS_MAX &&
-           (o->precision == STAGE_FAST || o->precision == STAGE_F32);
+           (o->precision == STAGE_FAST || o->precision == STAGE_F32 ||
+            o->precision == STAGE_FAST_KV8);
 }
 
 /* Fills what follows from model and options alone. */
@@ -39,8 +40,11 @@ static void describe(struct stage *s, struct model *m, const struct stage_option
     s->rope_local = s->rope;
     s->rope_local.base = m->window_rope_base;
     s->rope_local.frequency_scale = 1.0f;
-    s->kv_layout = (struct kv_layout){
-        .n_kv_heads = m->info.n_kv_heads, .head_dim = m->info.head_dim, .precision = s->precision};
+    s->kv_layout =
+        (struct kv_layout){.n_kv_heads = m->info.n_kv_heads,
+                           .head_dim = m->info.head_dim,
+                           .precision = s->precision,
+                           .type = o->precision == STAGE_FAST_KV8 ? KV_Q8_0 : KV_OF_PRECISION};
     s->kv_block_bytes = (kv_block_bytes(&s->kv_layout) + MEMORY_ALIGNMENT - 1) / MEMORY_ALIGNMENT *
                         MEMORY_ALIGNMENT;
     s->blocks_per_sequence = (o->context + KV_BLOCK - 1) / KV_BLOCK;

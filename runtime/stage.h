@@ -16,7 +16,8 @@ struct model; /* runtime/model.h */
 struct pool;  /* runtime/pool.h */
 struct stage;
 
-enum stage_precision { STAGE_FAST = 0, STAGE_F32 = 1 };
+/* FAST_KV8: like FAST, with the KV cache in Q8_0 instead of F16. */
+enum stage_precision { STAGE_FAST = 0, STAGE_F32 = 1, STAGE_FAST_KV8 = 2 };
 enum stage_logits { STAGE_LOGITS_NONE = 0, STAGE_LOGITS_LAST = 1, STAGE_LOGITS_ALL = 2 };
 
 enum {

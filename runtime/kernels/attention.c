@@ -5,6 +5,7 @@
  * row and one KV head and leaves one partial sum per block, which are combined in order afterwards,
  * so that a single long sequence occupies all threads. */
 #include "runtime/kernels/context.h"
+#include "runtime/kernels/kv_open.h"
 
 #include <assert.h>
 #include <string.h>
@@ -12,7 +13,14 @@
 enum {
     SPLIT_ROWS = 4,     /* up to this many rows in one call the blocks are shared out */
     ROWS_PER_TASK = 16, /* of one segment otherwise */
+    HALF_LARGEST = 0x7bff,
 };
+
+static_assert((size_t)2 * KV_BLOCK * HEAD_DIM_MAX * sizeof(float) <= WHOLE_BUFFER,
+              "an opened block of one KV head fits the panels");
+
+/* Adding and subtracting it rounds |v| < 2^22 to the nearest whole number, ties to even. */
+#define ROUNDER 0x1.8p23f
 
 static size_t element_bytes(const struct kv_layout *l)
 {
@@ -21,6 +29,8 @@ static size_t element_bytes(const struct kv_layout *l)
 
 size_t kv_block_bytes(const struct kv_layout *l)
 {
+    if (l->type == KV_Q8_0)
+        return l->n_kv_heads * kv_q8_bytes(l->head_dim);
     return (size_t)l->n_kv_heads * l->head_dim * KV_BLOCK * 2 * element_bytes(l);
 }
 
@@ -32,6 +42,49 @@ static uint8_t *block_k(const struct kv_layout *l, void *block, uint32_t kv_head
 static uint8_t *block_v(const struct kv_layout *l, void *block, uint32_t kv_head)
 {
     return block_k(l, block, kv_head) + (size_t)l->head_dim * KV_BLOCK * element_bytes(l);
+}
+
+/* A run of up to 32 values: d = amax / 127 as F16, and the nearest whole number of d's, ties to
+ * even. Returns d's bits. Values that are no numbers become some number. */
+static uint16_t round_run(const float *x, uint32_t n, int8_t *q, size_t stride)
+{
+    float most = 0, inverse = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        float a = x[i] < 0 ? -x[i] : x[i];
+        most = a > most ? a : most;
+    }
+    uint16_t d = half_round(most / 127.0f);
+    d = d > HALF_LARGEST ? HALF_LARGEST : d;
+    if (d > 0)
+        inverse = 1.0f / half_open(d);
+    for (uint32_t i = 0; i < n; i++) {
+        float v = x[i] * inverse;
+        v = v >= -127.0f ? v : -127.0f;
+        v = v <= 127.0f ? v : 127.0f;
+        q[i * stride] = (int8_t)((v + ROUNDER) - ROUNDER);
+    }
+    return d;
+}
+
+static void write_row_q8(const struct kv_layout *l, uint8_t *block, uint32_t p, const float *key,
+                         const float *value)
+{
+    uint32_t dim = l->head_dim, runs = kv_runs(dim);
+    for (uint32_t h = 0; h < l->n_kv_heads; h++, key += dim, value += dim) {
+        uint8_t *head = block + h * kv_q8_bytes(dim);
+        int8_t *q = (int8_t *)head;
+        uint8_t *scales = head + (size_t)2 * KV_BLOCK * dim;
+        for (uint32_t d = 0; d < dim; d += BLOCK) {
+            uint32_t n = MIN_OF(dim - d, (uint32_t)BLOCK);
+            uint16_t of_k = round_run(
+                key + d, n, q + ((size_t)(p / KV_GROUP) * dim + d) * KV_GROUP + p % KV_GROUP,
+                KV_GROUP);
+            uint16_t of_v = round_run(value + d, n, q + ((size_t)KV_BLOCK + p) * dim + d, 1);
+            size_t at = 2 * ((size_t)p * runs + d / BLOCK);
+            memcpy(scales + at, &of_k, sizeof of_k);
+            memcpy(scales + (size_t)2 * KV_BLOCK * runs + at, &of_v, sizeof of_v);
+        }
+    }
 }
 
 static void write_row(struct kernels *k, const struct kv_layout *l, void *block, uint32_t p,
@@ -63,7 +116,11 @@ void kv_write(struct kernels *k, const struct kv_layout *l, const struct kv_segm
     for (uint32_t s = 0; s < n_segments; s++)
         for (uint32_t i = 0; i < segments[s].n_rows; i++, keys += ldk, values += ldv) {
             uint32_t p = segments[s].position + i;
-            write_row(k, l, segments[s].blocks[p / KV_BLOCK], p % KV_BLOCK, keys, values);
+            void *block = segments[s].blocks[p / KV_BLOCK];
+            if (l->type == KV_Q8_0)
+                write_row_q8(l, block, p % KV_BLOCK, keys, values);
+            else
+                write_row(k, l, block, p % KV_BLOCK, keys, values);
         }
 }
 
@@ -116,7 +173,7 @@ static uint32_t first_visible(const struct attention *a, uint32_t position)
 
 static void attend(const struct attention_run *r, const struct attend_block *b)
 {
-    if (r->a->layout->precision == KERNELS_F32)
+    if (r->a->layout->precision == KERNELS_F32 || r->a->layout->type == KV_Q8_0)
         r->k->ops.attend_f32(b);
     else
         r->k->ops.attend_f16(b);
@@ -161,13 +218,25 @@ static void gather_row(const struct attention_run *r, struct gather *g, uint32_t
     }
 }
 
-static struct gather gather_of(const struct attention_run *r, void *block, uint32_t kv_head)
+/* Of a block whose positions low <= p < high are wanted; `thread` has the opened ones. */
+static struct gather gather_of(const struct attention_run *r, uint32_t thread, void *block,
+                               uint32_t kv_head, uint32_t low, uint32_t high)
 {
     const struct attention *a = r->a;
-    return (struct gather){.b = {.k = block_k(a->layout, block, kv_head),
-                                 .v = block_v(a->layout, block, kv_head),
-                                 .head_dim = a->layout->head_dim,
-                                 .scale = a->scale}};
+    const struct kv_layout *l = a->layout;
+    struct gather g = {.b = {.head_dim = l->head_dim, .scale = a->scale}};
+    if (l->type != KV_Q8_0) {
+        g.b.k = block_k(l, block, kv_head);
+        g.b.v = block_v(l, block, kv_head);
+        return g;
+    }
+    float *k = (float *)(void *)kernels_scratch(r->k, thread).panels;
+    float *v = k + (size_t)KV_BLOCK * l->head_dim;
+    r->k->ops.kv_open((const uint8_t *)block + kv_head * kv_q8_bytes(l->head_dim), l->head_dim, low,
+                      high, k, v);
+    g.b.k = k;
+    g.b.v = v;
+    return g;
 }
 
 static void finish(const struct attention_run *r, uint32_t row, uint32_t head,
@@ -181,12 +250,14 @@ static void finish(const struct attention_run *r, uint32_t row, uint32_t head,
 
 /* Rows [first, first + n) of a segment (row numbers of the call begin at `row`), one KV head. */
 static void attend_rows(const struct attention_run *r, const struct kv_segment *s, uint32_t row,
-                        uint32_t first, uint32_t n, uint32_t kv_head)
+                        uint32_t first, uint32_t n, uint32_t kv_head, uint32_t thread)
 {
     const struct attention *a = r->a;
     uint32_t position = s->position + first, last = position + n - 1;
     for (uint32_t b = first_visible(a, position) / KV_BLOCK; b <= last / KV_BLOCK; b++) {
-        struct gather g = gather_of(r, s->blocks[b], kv_head);
+        uint32_t from = b * KV_BLOCK, low = first_visible(a, position);
+        struct gather g = gather_of(r, thread, s->blocks[b], kv_head, low > from ? low - from : 0,
+                                    MIN_OF(last + 1 - from, (uint32_t)KV_BLOCK));
         for (uint32_t i = 0; i < n; i++) {
             uint32_t p = position + i, begins = first_visible(a, p) / KV_BLOCK;
             if (b < begins || b > p / KV_BLOCK)
@@ -210,7 +281,6 @@ static void rows_task(void *arg, uint32_t task, uint32_t thread)
     const struct attention_run *r = arg;
     const struct attention *a = r->a;
     uint32_t kv_head = task % a->layout->n_kv_heads, piece = task / a->layout->n_kv_heads, row = 0;
-    (void)thread;
     for (uint32_t s = 0; s < a->n_segments; s++) {
         const struct kv_segment *seg = &a->segments[s];
         uint32_t pieces = (seg->n_rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
@@ -218,7 +288,7 @@ static void rows_task(void *arg, uint32_t task, uint32_t thread)
             /* the last rows see most: they go first, so that threads end together */
             uint32_t first = (pieces - 1 - piece) * ROWS_PER_TASK;
             attend_rows(r, seg, row, first, MIN_OF((uint32_t)ROWS_PER_TASK, seg->n_rows - first),
-                        kv_head);
+                        kv_head, thread);
             return;
         }
         piece -= pieces;
@@ -260,9 +330,10 @@ static void split_task(void *arg, uint32_t task, uint32_t thread)
     const struct kv_segment *s = segment_of(a, row, &position);
     uint32_t begins = first_visible(a, position) / KV_BLOCK;
     uint32_t n = position / KV_BLOCK - begins + 1, end = begins + task_first(n, per_row, part + 1);
-    (void)thread;
     for (uint32_t b = begins + task_first(n, per_row, part); b < end; b++) {
-        struct gather g = gather_of(r, s->blocks[b], kv_head);
+        uint32_t from = b * KV_BLOCK, low = first_visible(a, position);
+        struct gather g = gather_of(r, thread, s->blocks[b], kv_head, low > from ? low - from : 0,
+                                    MIN_OF(position + 1 - from, (uint32_t)KV_BLOCK));
         gather_row(r, &g, kv_head, row, position, b, split_sum(r, row, kv_head * r->group, b),
                    true);
         flush(r, &g);

@@ -1,6 +1,7 @@
 /* One block of attention, AVX2: lanes are positions for the scores and dimensions for the values,
  * so both products are chains (arithmetic.h 11). */
 #include "runtime/kernels/avx2.h"
+#include "runtime/kernels/kv_open.h"
 
 /* Eight elements of K or V from element i on. */
 AVX2_INLINE __m256 load_8(const bool f32, const void *p, size_t i)
@@ -184,6 +185,7 @@ void avx2_combine(struct attend_sum *to, const struct attend_sum *from, uint32_t
 
 void avx2_attention(struct kernel_ops *ops)
 {
+    ops->kv_open = kv_open_q8;
     ops->attend_f16 = attend_f16;
     ops->attend_f32 = attend_f32;
     ops->attend_combine = avx2_combine;

@@ -2,6 +2,7 @@
  * and two vectors of each at a time, so that six rows make twelve chains. */
 #include "runtime/kernels/avx2.h"
 #include "runtime/kernels/avx512.h"
+#include "runtime/kernels/kv_open.h"
 
 /* Sixteen elements of K or V from element i on. */
 AVX2_INLINE __m512 load_16(const bool f32, const void *p, size_t i)
@@ -224,6 +225,7 @@ ATTEND(attend_f32, true)
 
 void avx512_attention(struct kernel_ops *ops)
 {
+    ops->kv_open = kv_open_q8;
     ops->attend_f16 = attend_f16;
     ops->attend_f32 = attend_f32;
 }

@@ -2,6 +2,7 @@
 #include "runtime/kernels/c_ref.h"
 #include "runtime/kernels/half.h"
 #include "runtime/vmath.h"
+#include "runtime/kernels/kv_open.h"
 
 #include <math.h>
 
@@ -138,6 +139,7 @@ static void attend_f32(const struct attend_block *b)
 
 void c_attention(struct kernel_ops *ops)
 {
+    ops->kv_open = kv_open_q8;
     ops->attend_f16 = attend_f16;
     ops->attend_f32 = attend_f32;
     ops->attend_combine = combine;

@@ -191,11 +191,18 @@ void rope_apply(struct kernels *k, const struct rope *rope, const float *table, 
 
 /* A KV block holds K and V of KV_BLOCK consecutive positions (the first a multiple of KV_BLOCK) of
  * one layer of one sequence: for each KV head first K as [4 groups][head_dim][16 positions], then V
- * as [64 positions][head_dim]; F16 or F32. Aligned to 64 bytes. Never needs to be cleared. */
+ * as [64 positions][head_dim]; F16 or F32, or int8 with scales (kv_open.h). Aligned to 64 bytes.
+ * Never needs to be cleared. */
+enum kv_type {
+    KV_OF_PRECISION = 0, /* FAST: F16, F32: F32 */
+    KV_Q8_0 = 1,         /* 34 bytes for 32 values; with FAST only */
+};
+
 struct kv_layout {
     uint32_t n_kv_heads;
-    uint32_t head_dim;                /* a multiple of 8, at most HEAD_DIM_MAX */
-    enum kernels_precision precision; /* FAST: F16, F32: F32 */
+    uint32_t head_dim; /* a multiple of 8, at most HEAD_DIM_MAX */
+    enum kernels_precision precision;
+    enum kv_type type;
 };
 
 size_t kv_block_bytes(const struct kv_layout *layout);

@@ -1,6 +1,7 @@
 /* One block of attention, NEON: lanes are positions for the scores and dimensions for the values,
  * so both products are chains (arithmetic.h 11). */
 #include "runtime/kernels/neon.h"
+#include "runtime/kernels/kv_open.h"
 
 /* Four elements of K or V from element i on. */
 NEON_INLINE float32x4_t load_4(const bool f32, const void *p, size_t i)
@@ -165,6 +166,7 @@ ATTEND(attend_f32, true)
 
 void neon_attention(struct kernel_ops *ops)
 {
+    ops->kv_open = kv_open_q8;
     ops->attend_f16 = attend_f16;
     ops->attend_f32 = attend_f32;
     ops->attend_combine = combine;

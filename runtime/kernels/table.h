@@ -135,6 +135,9 @@ struct kernel_ops {
     void (*rope)(enum rope_pairing pairing, const float *table, uint32_t n_dims, float *head);
     void (*halves)(const float *x, uint32_t n, uint16_t *y); /* F32 to F16 */
 
+    /* kv_open.h */
+    void (*kv_open)(const uint8_t *head, uint32_t head_dim, uint32_t low, uint32_t high, float *k,
+                    float *v);
     void (*attend_f16)(const struct attend_block *b);
     void (*attend_f32)(const struct attend_block *b);
     /* to += from, in this order (arithmetic.h 11) */

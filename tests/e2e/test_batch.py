@@ -1,6 +1,7 @@
 """Many requests at once: the same answers as alone, on one node and on two, with much and with little KV cache; prefixes
 that were seen before are not computed again, and usage says so."""
 
+import json
 import threading
 import unittest
 
@@ -38,13 +39,13 @@ def at_once(agents, n_rounds=1):
     return replies
 
 
-def cluster(test, limit, n, context):
+def cluster(test, limit, n, context, options=()):
     the_lab = Lab()
     test.addClassCleanup(the_lab.close)
     agents = [the_lab.agent(f"n{i}", memory_limit=limit, context=context) for i in range(n)]
     the_lab.pair(*agents)
     agents[0].ok("pull", TINY, "--name", "tiny")
-    agents[0].ok("load", "tiny", "--context", str(context))
+    agents[0].ok("load", "tiny", "--context", str(context), *options)
     for a in agents:
         wait_for(a.stage_names, 10, f"{a.name} knows the plan")
     return agents
@@ -93,6 +94,17 @@ class Batch(unittest.TestCase):
         self.assertEqual(kv["running"], 0)
         self.assertLessEqual(kv["used_positions"], kv["positions"])
         self.assertGreater(kv["used_positions"], 0)
+
+    def test_cache_of_8_bits(self):
+        """It is a choice, said in the listing, takes less memory, and is as independent of companions."""
+        f16 = self.one.model()["stages"][0]["memory_bytes"]
+        self.assertEqual({m["kv_type"] for m in json.loads(self.one.http("GET", "/v1/models")[2])["data"]}, {"f16"})
+        small, = cluster(self.__class__, "110", 1, 2048, ["--precision", "fast-kv8"])
+        self.assertLess(small.model()["stages"][0]["memory_bytes"], f16)
+        self.assertEqual({m["kv_type"] for m in json.loads(small.http("GET", "/v1/models")[2])["data"]}, {"q8_0"})
+        self.assertEqual(small.ask("plan", "tiny")["running"]["precision"], "fast-kv8")
+        alone = [text_of(small.chat(**request(i)))[:2] for i in range(len(PROMPTS))]
+        self.assertEqual([reply[:2] for reply in at_once([small])], alone)
 
 
 if __name__ == "__main__":

@@ -236,7 +236,7 @@ static void test_logits_of_tiny_models_do_not_depend_on_anything(void **state)
         char path[4096];
         reference_path(files[f], path);
         struct shape shape = {path, PROMPT, GENERATE};
-        for (int precision = 0; precision < 2; precision++) {
+        for (int precision = 0; precision < 3; precision++) {
             struct setting s = {
                 .n_threads = 1, .chunk = 512, .precision = (enum stage_precision)precision};
             uint32_t put_back = 0;

@@ -80,6 +80,16 @@ static void test_stage_fast_is_near(void **state)
     check_tiny("tiny_split.gguf", "tiny_split.json", "mixed", &fast, 0.25);
 }
 
+/* Beside the rounding of `fast`, the KV cache has 8 bits. */
+static void test_stage_fast_kv8_is_near(void **state)
+{
+    (void)state;
+    struct chain_options kv8 = {.precision = STAGE_FAST_KV8};
+    check_tiny("tiny_llama_f32.gguf", "tiny_llama.json", "f32", &kv8, 0.25);
+    check_tiny("tiny_llama_q8_0.gguf", "tiny_llama.json", "q8_0", &kv8, 0.25);
+    check_tiny("tiny_split.gguf", "tiny_split.json", "mixed", &kv8, 0.25);
+}
+
 enum { RUN = 64 };
 
 /* The fixed run of 64 tokens. */
@@ -171,6 +181,8 @@ static void test_stage_bits_do_not_depend_on_the_split(void **state)
         check_all_splits(&SPLIT_MODELS[i], STAGE_FAST, 1);
         check_all_splits(&SPLIT_MODELS[i], STAGE_FAST, 0);
         check_all_splits(&SPLIT_MODELS[i], STAGE_F32, 0);
+        check_all_splits(&SPLIT_MODELS[i], STAGE_FAST_KV8, 1);
+        check_all_splits(&SPLIT_MODELS[i], STAGE_FAST_KV8, 0);
     }
 }
 
@@ -325,6 +337,9 @@ static void test_stage_refuses_bad_steps(void **state)
     many.n_blocks = 32;
     assert_true(stage_memory_bytes(c.model, &small) < stage_memory_bytes(c.model, &large));
     assert_true(stage_memory_bytes(c.model, &small) < stage_memory_bytes(c.model, &many));
+    struct stage_options kv8 = many;
+    kv8.precision = STAGE_FAST_KV8;
+    assert_true(stage_memory_bytes(c.model, &kv8) < stage_memory_bytes(c.model, &many));
     chain_close(&c);
 }
 
@@ -334,6 +349,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_stage_f32_agrees_with_transformers),
         cmocka_unit_test(test_stage_f32_agrees_for_other_storage_types),
         cmocka_unit_test(test_stage_fast_is_near),
+        cmocka_unit_test(test_stage_fast_kv8_is_near),
         cmocka_unit_test(test_stage_bits_do_not_depend_on_the_split),
         cmocka_unit_test(test_stage_bits_do_not_depend_on_companions),
         cmocka_unit_test(test_stage_shares_and_copies_blocks),
