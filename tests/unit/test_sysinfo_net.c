@@ -1,6 +1,5 @@
-/* Cable or radio, from made-up folders of proc and sys. The lines of routes are what Linux 6.1
- * printed on machines with such interfaces; the layout is that of its documentation
- * (sysfs-class-net). */
+/* Cable or radio, from made-up folders of proc and sys. The columns of routes are those of proc(5)
+ * and of Linux's net/ipv6/route.c, files and types those of its sysfs-class-net. */
 #include "agent/sysinfo_net_linux.h"
 
 #include <setjmp.h>
