@@ -5,6 +5,7 @@
  * the one that has been silent longest goes first. */
 #include "agent/node_internal.h"
 
+#include <assert.h>
 #include <string.h>
 
 bool address_same_place(const struct address *a, const struct address *b)
@@ -105,6 +106,7 @@ struct peer_address *peer_add_address(struct node *n, struct peer *p, const stru
 const struct address *peer_dial_address(struct node *n, struct peer *p)
 {
     struct swim_member_view v;
+    assert(p->n_addresses > 0);
     if (p->n_failed == 0 && swim_member(n->swim, &p->id, &v)) {
         for (uint32_t i = 0; i < p->n_addresses; i++) {
             uint32_t at = (p->next_address + i) % p->n_addresses;
