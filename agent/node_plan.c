@@ -91,6 +91,7 @@ static void fill_view(const struct node *n, struct control_view *v)
         fill_node(&p->local, &p->id, m.boot_id, alive && counts, &t->nodes[at]);
         v->peers[at] = (struct control_peer){
             .reachable = (alive || m.state == SWIM_SUSPECT) && p->session != 0,
+            .awaited = alive && p->session == 0 && !p->introduced,
             .mains = p->local.on_mains,
             .wired = p->local.wired,
             .up_ms = wall_ms > p->up_since_ms ? wall_ms - p->up_since_ms : 0};

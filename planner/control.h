@@ -65,6 +65,7 @@ struct control_peer {
     bool mains;     /* mains power */
     bool wired;
     uint64_t up_ms; /* how long it is up */
+    bool awaited;   /* alive, but there was no session with it since we started */
 };
 
 /* What membership and measurements say now. Includes this node; its budget_bytes is the limit for

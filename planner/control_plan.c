@@ -389,6 +389,8 @@ static void heartbeats(struct control *c)
     c->full_due = false;
 }
 
+/* Everybody has reported, or had time to: who is about to be met for the first time as well,
+ * because the plan that runs may be theirs. */
 static void settle(struct control *c)
 {
     bool all = true;
@@ -397,6 +399,8 @@ static void settle(struct control *c)
         const struct member *m = control_member_of(c, id);
         if (control_reachable(c, id))
             all &= m && m->heard && !m->want_full;
+        else if (c->view.peers[i].awaited)
+            all = false;
     }
     c->settled = all || c->now_us >= c->adopt_us;
     c->told_digest = 0;

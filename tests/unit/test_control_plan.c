@@ -607,6 +607,25 @@ static void test_a_new_planner_adopts_what_runs_under_its_old_epoch(void **state
     assert_int_equal(find(l, BOB, BODY(STATE))->state->active[0]->term, 4);
 }
 
+/* A member that lives but was not met yet may run the model already: it is waited for, not for
+ * ever. */
+static void test_a_new_planner_waits_for_whom_it_will_meet(void **state)
+{
+    struct lab *l = *state;
+    lab_start(l, 2);
+    node(l, ME)->budget_bytes = 1 << 30;
+    l->view.peers[1].awaited = true;
+    show(l);
+    know_model(l);
+    assert_int_equal(want(l, 0, 0), ERR_OK);
+    while (!control_is_planner(l->c))
+        run(l, MS);
+    run(l, SECOND);
+    assert_null(did(l, CONTROL_PREPARE));
+    run(l, 2 * SECOND);
+    assert_non_null(did(l, CONTROL_PREPARE));
+}
+
 /* 3.6: half committed, all at least prepared: finished. One not prepared: aborted. */
 static void test_a_new_planner_finishes_a_commit_or_aborts(void **state)
 {
@@ -821,6 +840,7 @@ int main(void)
         CASE(test_a_participant_that_does_not_count_is_replaced_while_it_runs),
         CASE(test_a_join_is_used_only_when_it_gains_ten_percent),
         CASE(test_a_new_planner_adopts_what_runs_under_its_old_epoch),
+        CASE(test_a_new_planner_waits_for_whom_it_will_meet),
         CASE(test_a_new_planner_finishes_a_commit_or_aborts),
         CASE(test_of_two_instances_the_faster_stays),
         CASE(test_no_fit_is_told_to_all_and_ends_when_memory_comes),
