@@ -127,6 +127,12 @@ static void on_found(void *context, const struct mdns_record *record)
     (void)agent_step(d->agent, &(struct node_event){.type = NODE_EVENT_FOUND, .found = &f});
 }
 
+static bool is_trusted(void *context, const char *instance)
+{
+    const struct discovery_shell *d = context;
+    return node_trusts_found(d->agent->node, instance);
+}
+
 static void draw_instance(struct agent *a)
 {
     uint8_t bytes[4];
@@ -190,6 +196,7 @@ static enum err start_mdns(struct discovery_shell *d, struct err_text *text)
                              .child_args = args,
                              .context = d,
                              .on_found = on_found,
+                             .is_trusted = is_trusted,
                              .on_collision = on_collision};
     draw_instance(a);
     service_of(a, &o.service);

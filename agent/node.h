@@ -252,6 +252,9 @@ struct node_view {
     struct node_path_view paths[NODE_ADDRESSES_MAX];
 };
 uint32_t node_views(const struct node *n, struct node_view *ret, uint32_t max);
+/* Is there more than a stranger's word for what discovery calls so: a tag that matches, a person
+ * who gave it, a member that is known? */
+bool node_trusts_found(const struct node *n, const char *instance);
 struct node_id node_self(const struct node *n);
 bool node_planner(const struct node *n, struct node_id *ret, uint64_t *ret_term);
 const struct control *node_control(const struct node *n);

@@ -111,6 +111,7 @@ struct found {
     uint32_t n_dropped;
     uint32_t n_join_denied, n_join_failed; /* dials of the present join: dropped, not reached */
     uint32_t next_address;
+    uint64_t order; /* of discovery: the least is the oldest */
 };
 
 #define NODE_TOKEN_REFUSED                                                                         \
@@ -139,6 +140,7 @@ struct node {
     struct peer peers[PEERS_MAX];
     uint32_t n_peers;
     struct found found[NODE_FOUND_MAX];
+    uint64_t found_order;
     uint32_t next_path;
     uint64_t addresses_due_us;   /* when they are looked through again */
     uint64_t measuring_until_us; /* a bandwidth measurement is under way until then */

@@ -380,6 +380,38 @@ void sessions_retag(struct node *n)
     }
 }
 
+static bool is_trusted(const struct found *f)
+{
+    return f->ours || f->invites || f->is.given || f->has_peer || f->dialling;
+}
+
+/* A free place, or that of the one that has been known longest without anything to vouch for it: a
+ * flood of names pushes out its own. NULL: all are vouched for. */
+static struct found *found_place(struct node *n)
+{
+    struct found *oldest = NULL;
+    for (int i = 0; i < NODE_FOUND_MAX; i++) {
+        struct found *f = &n->found[i];
+        if (!f->used)
+            return f;
+        if (!is_trusted(f) && (!oldest || f->order < oldest->order))
+            oldest = f;
+    }
+    if (oldest)
+        oldest->used = false;
+    return oldest;
+}
+
+bool node_trusts_found(const struct node *n, const char *instance)
+{
+    for (int i = 0; i < NODE_FOUND_MAX; i++) {
+        const struct found *f = &n->found[i];
+        if (f->used && strcmp(f->is.instance, instance) == 0)
+            return is_trusted(f);
+    }
+    return false;
+}
+
 enum err sessions_found(struct node *n, const struct node_found *is)
 {
     if (!is->instance[0] || is->n_addresses > NODE_ADDRESSES_MAX ||
@@ -392,14 +424,12 @@ enum err sessions_found(struct node *n, const struct node_found *is)
             f->used = false;
         return ERR_OK;
     }
-    for (int i = 0; !f && i < NODE_FOUND_MAX; i++) {
-        if (!n->found[i].used)
-            f = &n->found[i];
-    }
+    if (!f)
+        f = found_place(n);
     if (!f)
         return ERR_BUSY;
     if (!f->used)
-        *f = (struct found){.used = true};
+        *f = (struct found){.used = true, .order = ++n->found_order};
     f->is = *is;
     f->heard_us = n->now_us;
     f->dial_due_us = n->now_us;

@@ -369,6 +369,7 @@ enum err mdns_new(const struct mdns_options *options, struct mdns **ret, struct 
         return e;
     }
     mdns_table_set_own(m->table, options->service.instance);
+    mdns_table_set_trusted(m->table, options->is_trusted, options->context);
     (void)uv_timer_init(options->loop, &m->timer);
     (void)uv_timer_init(options->loop, &m->restart);
     m->n_handles = 2;

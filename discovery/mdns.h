@@ -55,6 +55,8 @@ struct mdns_options {
     void *context;
     /* A new instance, a change of one, or its end. Never our own; never from within mdns_new(). */
     void (*on_found)(void *context, const struct mdns_record *record);
+    /* Whom a flood of names must not push out. NULL: nobody is spared. */
+    bool (*is_trusted)(void *context, const char *instance);
     /* Somebody else has our instance name: publish under another one. */
     void (*on_collision)(void *context);
 };

@@ -274,7 +274,6 @@ const struct mdns_backend mdns_avahi_backend = {.kind = MDNS_BACKEND_AVAHI_DAEMO
                                                 .stop = avahi_stop,
                                                 .publish = avahi_publish,
                                                 .interfaces_changed = avahi_interfaces_changed,
-                                                .browse = avahi_browse,
                                                 .resolve = avahi_resolve,
                                                 .resolve_stop = avahi_resolve_stop,
                                                 .follow_txt = avahi_follow_txt,

@@ -26,6 +26,7 @@
 enum {
     GOODBYE_S = 2, /* a goodbye that takes longer is cut off */
     FAIL_MS = 1000,
+    RENEW_MS = 10 * 1000, /* after a flood of names was noticed */
     FILES_MAX = 128,
     OUT_BYTES = 8 << 10,
 };
@@ -65,13 +66,15 @@ static bool put(struct mdns_child *c, const struct mdns_message *m)
 static void stop_resolvers(struct mdns_child *c, struct mdns_seen *s)
 {
     for (int f = 0; f < 2; f++) {
-        if (s->family[f].resolver)
-            c->ops->resolve_stop(s->family[f].resolver);
+        void *resolver = s->family[f].resolver;
         s->family[f].resolver = NULL;
+        if (resolver)
+            c->ops->resolve_stop(resolver);
     }
-    if (s->follower)
-        c->ops->follow_txt_stop(s->follower);
+    void *follower = s->follower;
     s->follower = NULL;
+    if (follower)
+        c->ops->follow_txt_stop(follower);
 }
 
 static bool put_seen(struct mdns_child *c, struct mdns_seen *s)
@@ -167,13 +170,25 @@ static void lose(struct mdns_child *c, struct mdns_seen *s)
     s->lost = true;
 }
 
+static void on_choose(uv_timer_t *timer);
+
+/* The names of a flood live as long as they say, an hour or more, and fill this list and the cache
+ * of the backend meanwhile: whoever is new goes unseen. So all starts anew some time after, with
+ * empty tables: what is out there answers again. */
+static void overflow(struct mdns_child *c)
+{
+    if (!c->overflowed && !c->failed)
+        (void)uv_timer_start(&c->choose, on_choose, RENEW_MS, 0);
+    c->overflowed = true;
+}
+
 /* Room for one more: the oldest that leads nowhere goes. */
 static bool make_room(struct mdns_child *c)
 {
     uint64_t now_us = clock_monotonic_us();
     if (c->n_seen < MDNS_SEEN_MAX)
         return true;
-    c->overflowed = true;
+    overflow(c);
     for (struct mdns_seen *s = c->seen; s; s = s->next) {
         if (s->lost || s->told || now_us - s->since_us < MDNS_UNRESOLVED_US)
             continue;
@@ -218,10 +233,6 @@ void mdns_child_lost(struct mdns_child *c, uint32_t interface, uint8_t protocol,
         return;
     lose(c, s);
     flush(c);
-    if (c->overflowed && c->n_seen < MDNS_SEEN_MAX / 2) {
-        c->overflowed = false;
-        c->ops->browse(c->backend); /* those that found no room are still out there */
-    }
 }
 
 void mdns_child_resolved(struct mdns_child *c, struct mdns_seen *seen, uint8_t family,
@@ -280,8 +291,6 @@ void mdns_child_trouble(struct mdns_child *c, const char *text)
 
 /* ---- backends ---- */
 
-static void on_choose(uv_timer_t *timer);
-
 void mdns_child_failed(struct mdns_child *c, const char *why)
 {
     if (c->failed)
@@ -319,7 +328,7 @@ static void on_choose(uv_timer_t *timer)
 {
     struct mdns_child *c = timer->data;
     stop_backend(c);
-    c->failed = false;
+    c->failed = c->overflowed = false;
     for (size_t i = c->first_choice; mdns_backends()[i]; i++) {
         c->ops = mdns_backends()[i];
         enum err e = c->ops->start(c, &c->loop, &c->backend);

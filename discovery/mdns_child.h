@@ -29,8 +29,6 @@ struct mdns_backend {
     /* In place of what was published before. */
     enum err (*publish)(void *backend, const struct mdns_service *service);
     void (*interfaces_changed)(void *backend);
-    /* Browses anew, so that everything that is there is reported again. */
-    void (*browse)(void *backend);
     /* Follows the port and the address of one family of something seen, until stopped. NULL:
      * cannot.
      */

@@ -21,15 +21,19 @@ struct instance {
     struct sighting sightings[MDNS_SIGHTINGS_MAX];
     uint32_t n;
     bool told;
+    uint64_t since;           /* order of its first sighting */
     uint64_t told_us, due_us; /* UINT64_MAX: nothing to tell */
 };
 
 struct mdns_table {
     struct instance *instances[MDNS_INSTANCES_MAX];
-    uint32_t n;
+    struct instance *evicted[MDNS_EVICTED_MAX]; /* told of, and to be told as gone */
+    uint32_t n, n_evicted;
     char own[OWN_MAX][MDNS_INSTANCE_MAX];
     uint32_t next_own, generation;
     uint64_t order, grace_until_us;
+    bool (*is_trusted)(void *context, const char *instance);
+    void *context;
 };
 
 enum err mdns_table_new(struct mdns_table **ret)
@@ -48,6 +52,8 @@ void mdns_table_free(struct mdns_table *t)
         return;
     for (uint32_t i = 0; i < t->n; i++)
         free(t->instances[i]);
+    for (uint32_t i = 0; i < t->n_evicted; i++)
+        free(t->evicted[i]);
     free(t);
 }
 
@@ -101,15 +107,47 @@ static bool address_ok(const struct address *a, bool loopback)
     return !address_is_loopback(a) || loopback;
 }
 
+void mdns_table_set_trusted(struct mdns_table *t,
+                            bool (*is_trusted)(void *context, const char *instance), void *context)
+{
+    t->is_trusted = is_trusted;
+    t->context = context;
+}
+
+static bool make_room(struct mdns_table *t)
+{
+    uint32_t oldest = t->n;
+    if (t->n < MDNS_INSTANCES_MAX)
+        return true;
+    for (uint32_t k = 0; k < t->n; k++) {
+        if (t->is_trusted && t->is_trusted(t->context, t->instances[k]->name))
+            continue;
+        if (oldest == t->n || t->instances[k]->since < t->instances[oldest]->since)
+            oldest = k;
+    }
+    if (oldest == t->n)
+        return false;
+    struct instance *i = t->instances[oldest];
+    if (i->told && t->n_evicted == MDNS_EVICTED_MAX)
+        return false;
+    if (i->told)
+        t->evicted[t->n_evicted++] = i;
+    else
+        free(i);
+    t->instances[oldest] = t->instances[--t->n];
+    return true;
+}
+
 static struct instance *add(struct mdns_table *t, const char *name)
 {
-    if (t->n == MDNS_INSTANCES_MAX)
+    if (!make_room(t))
         return NULL;
     struct instance *i = calloc(1, sizeof *i);
     if (!i)
         return NULL;
     (void)snprintf(i->name, sizeof i->name, "%s", name);
     i->due_us = UINT64_MAX;
+    i->since = ++t->order;
     t->instances[t->n++] = i;
     return i;
 }
@@ -229,6 +267,13 @@ bool mdns_table_next(struct mdns_table *t, uint64_t now_us, struct mdns_record *
         for (uint32_t i = 0; i < t->n; i++)
             drop_sightings(t, t->instances[i], NULL, now_us);
     }
+    if (t->n_evicted > 0) { /* before it can be found again under the same name */
+        struct instance *i = t->evicted[--t->n_evicted];
+        *ret = (struct mdns_record){.gone = true};
+        memcpy(ret->instance, i->name, sizeof ret->instance);
+        free(i);
+        return true;
+    }
     for (uint32_t k = 0; k < t->n;) {
         struct instance *i = t->instances[k];
         if (i->due_us > now_us) {
@@ -252,6 +297,8 @@ bool mdns_table_next(struct mdns_table *t, uint64_t now_us, struct mdns_record *
 
 uint64_t mdns_table_due(const struct mdns_table *t)
 {
+    if (t->n_evicted > 0)
+        return 0;
     uint64_t due_us = t->n > 0 ? t->grace_until_us : UINT64_MAX;
     for (uint32_t i = 0; i < t->n; i++)
         due_us = MIN_OF(due_us, t->instances[i]->due_us);

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import unittest
 
 import net
@@ -56,6 +57,20 @@ class Hostile(unittest.TestCase):
               f"{self.n_found()} names known", flush=True)
         self.assertLess(resident_kib(child), 128 << 10)
         self.assertEqual(self.agent.call("status").code, 0)
+
+        begin = time.monotonic()
+        b = self.net.agent(self.net.host("b", self.bridge))
+        wait_for(lambda: self.agent.knows("b"), 30, "who comes after the flood is found")
+        print(f"a newcomer was found after {time.monotonic() - begin:.1f} s", flush=True)
+        wait_for(lambda: self.n_found() == 1, 60, "the names of the flood are forgotten")
+        net.join(self.agent, b)
+        net.wait_members((self.agent, b), 10)
+        # Again, with a member there: it stays one, and is asked all the while.
+        self.do(f"flood {FLOOD}")
+        net.wait_members((self.agent, b), 1)
+        c = self.net.agent(self.net.host("c", self.bridge))
+        wait_for(lambda: self.agent.knows("c"), 30, "and the one who comes after the second")
+        net.wait_members((self.agent, b), 1)
 
         self.assertLess(self.agent.resident_kib() - before[0], 8 << 10, "the agent's memory")
         self.assertLessEqual(self.agent.n_descriptors(), before[2] + 4)

@@ -172,34 +172,73 @@ static void test_table_hands_out_changes_at_most_so_often(void **state)
     mdns_table_free(t);
 }
 
-static void test_table_is_bounded_and_empties(void **state)
+static bool trusts_honest(void *context, const char *instance)
+{
+    (void)context;
+    return strncmp(instance, "honest", 6) == 0;
+}
+
+static void see(struct mdns_table *t, const char *instance, uint64_t now_us)
+{
+    struct mdns_message m = sighting(instance, 2, "10.0.0.2");
+    assert_int_equal(mdns_table_apply(t, &m, "eth0", false, now_us), ERR_OK);
+}
+
+/* A flood fills the table and pushes out its own oldest; whoever was told of one hears of its end,
+ * so that what the user knows is bounded too. Whom it trusts stays, and a newcomer finds room. */
+static void test_table_forgets_the_oldest_stranger_in_a_flood(void **state)
 {
     (void)state;
     struct mdns_table *t = new_table();
     struct mdns_record r;
     char name[32];
-    for (int i = 0; i < 10000; i++) {
+    int n_known = 0, n_most = 0;
+    bool member = false, newcomer = false, first = false;
+    uint64_t us = 0;
+    mdns_table_set_trusted(t, trusts_honest, NULL);
+    see(t, "honest-member", us);
+    for (int i = 0; i < 10001; i++, us += 1000) {
         (void)snprintf(name, sizeof name, "flood-%d", i);
-        struct mdns_message m = sighting(name, 2, "10.0.0.2");
-        assert_int_equal(mdns_table_apply(t, &m, "eth0", false, 0),
-                         i < MDNS_INSTANCES_MAX ? ERR_OK : ERR_LIMIT);
+        see(t, i == 10000 ? "newcomer" : name, us);
+        uint64_t at = i == 10000 ? us + MDNS_SETTLE_US : us;
+        while (mdns_table_due(t) <= at && mdns_table_next(t, at, &r)) {
+            n_known += r.gone ? -1 : 1;
+            if (n_known > n_most)
+                n_most = n_known;
+            member |= strcmp(r.instance, "honest-member") == 0 && !r.gone;
+            assert_false(strcmp(r.instance, "honest-member") == 0 && r.gone);
+            newcomer |= strcmp(r.instance, "newcomer") == 0 && !r.gone;
+            first |= strcmp(r.instance, "flood-0") == 0 && r.gone;
+        }
     }
-    int n = 0;
-    while (mdns_table_next(t, MDNS_SETTLE_US, &r))
-        n++;
-    assert_int_equal(n, MDNS_INSTANCES_MAX);
-    for (int i = 0; i < 10000; i++) {
+    assert_true(member && newcomer && first);
+    assert_int_equal(n_known, MDNS_INSTANCES_MAX);
+    assert_int_equal(n_most, MDNS_INSTANCES_MAX);
+    for (int i = 0; i < 10000; i++) { /* goodbyes */
         (void)snprintf(name, sizeof name, "flood-%d", i);
         struct mdns_message m = lost(name, 2);
-        (void)mdns_table_apply(t, &m, "eth0", false, 1);
+        (void)mdns_table_apply(t, &m, "eth0", false, us);
     }
-    n = 0;
-    while (mdns_table_next(t, 10 * MDNS_CHANGE_EVERY_US, &r)) {
-        assert_true(r.gone);
-        n++;
+    while (mdns_table_next(t, us + 10 * MDNS_CHANGE_EVERY_US, &r))
+        n_known += r.gone ? -1 : 1;
+    assert_int_equal(n_known, 2);
+    assert_int_equal(mdns_table_n(t), 2);
+    mdns_table_free(t);
+}
+
+static void test_table_full_of_trusted_ones_takes_no_more(void **state)
+{
+    (void)state;
+    struct mdns_table *t = new_table();
+    struct mdns_message m = sighting("stranger", 2, "10.0.0.2");
+    char name[32];
+    mdns_table_set_trusted(t, trusts_honest, NULL);
+    for (int i = 0; i < MDNS_INSTANCES_MAX; i++) {
+        (void)snprintf(name, sizeof name, "honest-%d", i);
+        see(t, name, 0);
     }
-    assert_int_equal(n, MDNS_INSTANCES_MAX);
-    assert_int_equal(mdns_table_n(t), 0);
+    assert_int_equal(mdns_table_apply(t, &m, "eth0", false, 0), ERR_LIMIT);
+    assert_int_equal(mdns_table_n(t), MDNS_INSTANCES_MAX);
     mdns_table_free(t);
 }
 
@@ -344,7 +383,8 @@ int main(void)
         cmocka_unit_test(test_table_makes_one_record_of_several_sightings),
         cmocka_unit_test(test_table_believes_no_address_that_cannot_be_there),
         cmocka_unit_test(test_table_hands_out_changes_at_most_so_often),
-        cmocka_unit_test(test_table_is_bounded_and_empties),
+        cmocka_unit_test(test_table_forgets_the_oldest_stranger_in_a_flood),
+        cmocka_unit_test(test_table_full_of_trusted_ones_takes_no_more),
         cmocka_unit_test(test_table_drops_what_a_new_child_does_not_see),
         cmocka_unit_test(test_child_reports),
         cmocka_unit_test(test_child_that_breaks_the_rules_is_replaced),

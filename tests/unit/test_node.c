@@ -480,8 +480,8 @@ static void test_only_addresses_that_led_to_a_member_are_remembered(void **state
 
 static uint32_t n_discovered(struct world *w, unsigned who)
 {
-    static struct node_view views[64];
-    uint32_t n = node_views(w->node[who], views, 64), k = 0;
+    static struct node_view views[2 * NODE_FOUND_MAX];
+    uint32_t n = node_views(w->node[who], views, 2 * NODE_FOUND_MAX), k = 0;
     for (uint32_t i = 0; i < n; i++)
         k += strcmp(views[i].state, "discovered") == 0;
     return k;
@@ -517,6 +517,57 @@ static void test_a_member_is_not_also_discovered(void **state)
     assert_int_equal(n_discovered(w, 1), 0);
 }
 
+static bool is_shown(const struct world *w, unsigned who, const char *name)
+{
+    static struct node_view views[2 * NODE_FOUND_MAX];
+    uint32_t n = node_views(w->node[who], views, 2 * NODE_FOUND_MAX);
+    for (uint32_t i = 0; i < n; i++) {
+        if (strcmp(views[i].name, name) == 0)
+            return true;
+    }
+    return false;
+}
+
+static void stranger(struct world *w, unsigned k)
+{
+    struct node_found f = {.n_addresses = 1, .n_cluster_tag = NODE_TAG_MAX};
+    (void)snprintf(f.instance, sizeof f.instance, "flood-%u", k);
+    (void)snprintf(f.name, sizeof f.name, "flood-%u", k);
+    f.addresses[0] =
+        (struct address){.family = 4, .ip = {10, 1, (uint8_t)(k >> 8), (uint8_t)k}, .port = PORT};
+    step(w, 1, &(struct node_event){.type = NODE_EVENT_FOUND, .found = &f});
+    drain(w);
+}
+
+/* Ten thousand names that nothing vouches for: they push out each other, not the node that a person
+ * gave nor the one whose tag is ours; and who comes after them is found. */
+static void test_a_flood_of_names_pushes_out_its_own(void **state)
+{
+    struct world *w = *state;
+    w->elsewhere = NODE_DOWN_DENIED;
+    pair(w);
+    find(w, "peer:given", 60, true);
+    struct node_found ours = {.instance = "covey-ours", .name = "ours", .n_addresses = 1};
+    uint8_t invite[NODE_TAG_MAX];
+    uint32_t n_invite = 0;
+    node_tags(w->node[0], ours.instance, ours.cluster_tag, &ours.n_cluster_tag, invite, &n_invite);
+    ours.addresses[0] = address_at(61);
+    step(w, 1, &(struct node_event){.type = NODE_EVENT_FOUND, .found = &ours});
+    drain(w);
+    for (unsigned k = 0; k < 10000; k++)
+        stranger(w, k);
+    /* not shown as strangers: the announcement of the member, and the one whose tag is ours */
+    assert_int_equal(n_discovered(w, 1), NODE_FOUND_MAX - 2);
+    assert_true(is_shown(w, 1, "peer:given"));
+    assert_false(is_shown(w, 1, "flood-0"));
+    assert_true(is_shown(w, 1, "flood-9999"));
+    assert_true(node_trusts_found(w->node[1], "covey-ours"));
+    assert_true(node_trusts_found(w->node[1], "peer:given"));
+    assert_false(node_trusts_found(w->node[1], "flood-9999"));
+    find(w, "newcomer", 62, false);
+    assert_true(is_shown(w, 1, "newcomer"));
+}
+
 #define CASE(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
@@ -530,6 +581,7 @@ int main(void)
         CASE(test_a_denial_elsewhere_does_not_hurt_where_the_issuer_is_slow),
         CASE(test_without_an_announced_invitation_all_that_are_found_are_asked),
         CASE(test_with_nobody_found_the_join_times_out),
+        CASE(test_a_flood_of_names_pushes_out_its_own),
         CASE(test_dead_addresses_do_not_push_out_the_one_that_works),
         CASE(test_addresses_long_dead_are_forgotten),
         CASE(test_only_addresses_that_led_to_a_member_are_remembered),
