@@ -71,7 +71,7 @@ static void open_model(struct rig *r)
     const char *source = getenv("COVEY_SOURCE");
     if (!source)
         return;
-    (void)snprintf(path, sizeof path, "%s/tests/reference/tiny_llama_q8_0.gguf", source);
+    (void)snprintf(path, sizeof path, "%s/tests/reference/tiny_split.gguf", source);
     need(models_open(r->agent->models, &id, "tiny", path, &r->model, &text) == ERR_OK, text.text);
 }
 
