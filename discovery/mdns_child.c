@@ -384,13 +384,13 @@ static void on_poll(uv_poll_t *poll, int status, int events)
 {
     struct mdns_child *c = poll->data;
     ssize_t n = recv(c->fd, c->in + c->n_in, sizeof c->in - c->n_in, MSG_DONTWAIT);
+    bool ended = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
     if (n > 0) {
         c->n_in += (size_t)n;
-        if (!take_messages(c)) {
-            leave(c);
-            return;
-        }
-    } else if (n == 0 || (errno != EAGAIN && errno != EINTR) || status < 0) {
+        ended = !take_messages(c);
+    }
+    /* After an error libuv watches the socket no more, though something to read was left in it. */
+    if (ended || status < 0) {
         leave(c);
         return;
     }
