@@ -1,4 +1,5 @@
 #include "discovery/mdns_child.h"
+#include "discovery/mdns_library.h"
 
 #include "base/clock.h"
 #include "base/util.h"
@@ -13,14 +14,6 @@
 #include <sys/socket.h>
 #ifdef __linux__
 #include <sys/prctl.h>
-#endif
-
-#if defined(__SANITIZE_ADDRESS__)
-#define MDNS_SANITIZED
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define MDNS_SANITIZED
-#endif
 #endif
 
 enum {
