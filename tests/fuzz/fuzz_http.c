@@ -104,7 +104,7 @@ static json_t *reply_of(const struct rig *r, enum call_kind kind)
     case CALL_LOAD:
         return json_pack("{s:s, s:i}", "id", hex, "context", 512);
     case CALL_MODELS:
-        return json_pack("{s:[{s:s}]}", "models", "name", "tiny");
+        return json_pack("{s:[{s:s, s:s}]}", "models", "name", "tiny", "kv_type", "f16");
     default:
         return json_pack("{s:s}", "node", "x");
     }
@@ -149,6 +149,23 @@ static void read_mail(struct rig *r, bool hold)
 
 /* ---- the client's side ---- */
 
+/* The fuzzer's own timer may interrupt it: then it goes on by itself. */
+static void connect_to(int fd, const void *to, socklen_t n, const char *what)
+{
+    int e = connect(fd, to, n) == 0 ? 0 : errno;
+    socklen_t size = sizeof e;
+    while (e == EINTR || e == EINPROGRESS) {
+        struct pollfd p = {.fd = fd, .events = POLLOUT};
+        if (poll(&p, 1, DEADLINE_US / 1000) != 1)
+            e = errno == EINTR ? EINTR : ETIMEDOUT;
+        else
+            need(getsockopt(fd, SOL_SOCKET, SO_ERROR, &e, &size) == 0, "no state of a socket");
+    }
+    if (e != 0)
+        (void)fprintf(stderr, "fuzz_http: %s\n", strerror(e));
+    need(e == 0, what);
+}
+
 static int connect_tcp(struct rig *r, uint16_t port)
 {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
@@ -161,7 +178,7 @@ static int connect_tcp(struct rig *r, uint16_t port)
     need(fd >= 0, "no socket");
     (void)setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
     (void)bind(fd, (struct sockaddr *)&from, sizeof from);
-    need(connect(fd, (struct sockaddr *)&to, sizeof to) == 0, "the port takes no connection");
+    connect_to(fd, &to, sizeof to, "the port takes no connection");
     return fd;
 }
 
@@ -170,8 +187,8 @@ static int connect_local(const struct rig *r)
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     struct sockaddr_un to = {.sun_family = AF_UNIX};
     (void)snprintf(to.sun_path, sizeof to.sun_path, "%s", r->path);
-    need(fd >= 0 && connect(fd, (struct sockaddr *)&to, sizeof to) == 0,
-         "the local socket takes no connection");
+    need(fd >= 0, "no socket");
+    connect_to(fd, &to, sizeof to, "the local socket takes no connection");
     return fd;
 }
 
