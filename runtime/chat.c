@@ -123,11 +123,45 @@ enum err chat_new_source(const char *source, size_t n, const struct tokenizer *t
                           ret, text);
 }
 
+/* Gemma's layout, for its files that have no template (base models): no role of a system, whose
+ * text goes before that of the first user; texts trimmed. As llama.cpp lays it out. */
+static const char GEMMA_LAYOUT[] =
+    "{%- set ns = namespace(system='') -%}"
+    "{%- for message in messages -%}"
+    "{%- if message['role'] == 'system' -%}"
+    "{%- set ns.system = ns.system + (message['content'] | trim) -%}"
+    "{%- else -%}"
+    "{%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}"
+    "{{ '<start_of_turn>' + role + '\\n' }}"
+    "{%- if ns.system and role != 'model' -%}"
+    "{{ ns.system + '\\n\\n' }}{%- set ns.system = '' -%}"
+    "{%- endif -%}"
+    "{{ (message['content'] | trim) + '<end_of_turn>\\n' }}"
+    "{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<start_of_turn>model\\n' }}{%- endif -%}";
+
+/* Whether both of the layout's tokens are control tokens of the vocabulary. */
+static bool knows_turns(const struct tokenizer *t)
+{
+    static const char *const NAMES[] = {"<start_of_turn>", "<end_of_turn>"};
+    for (size_t i = 0; i < ARRAY_LEN(NAMES); i++) {
+        int32_t id = tokenizer_find(t, NAMES[i], strlen(NAMES[i]));
+        if (id < 0 || tokenizer_type(t, id) != TOKEN_CONTROL)
+            return false;
+    }
+    return true;
+}
+
 enum err chat_new(const struct gguf *gguf, const struct tokenizer *tokenizer, struct chat **ret,
                   struct err_text *text)
 {
     struct gguf_string usual, tools = {NULL, 0};
     enum err e = gguf_get_string(gguf, "tokenizer.chat_template", &usual);
+    if (e == ERR_NOT_FOUND && knows_turns(tokenizer)) {
+        usual = (struct gguf_string){GEMMA_LAYOUT, sizeof GEMMA_LAYOUT - 1};
+        e = ERR_OK;
+    }
     if (e == ERR_NOT_FOUND)
         return err_set(text, e, "%s: the file has no chat template", gguf_path(gguf));
     if (e)

@@ -1,10 +1,12 @@
-/* Tokenizers: looking things up, and encoding. Encoding goes special tokens first, then runs of
- * valid UTF-8 through the splitter, then words through byte-pair merges; a byte that is not UTF-8
- * is a piece of its own. */
+/* Tokenizers: looking things up, and encoding. Encoding goes special tokens first, then (gpt2) runs
+ * of valid UTF-8 through the splitter and words through byte-pair merges, or (llama) all text
+ * between special tokens through merges by score; a byte that is not UTF-8 is a piece of its own.
+ */
 #include "runtime/tokenizer_internal.h"
 
 #include "base/util.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 #include <utf8proc.h>
@@ -158,9 +160,72 @@ static size_t char_length(const char *p, size_t n)
     return used > 0 ? (size_t)used : 0;
 }
 
+/* Where a text of the kind llama is cut: at the limit, or before a blank shortly below it, because
+ * few tokens have a blank inside. */
+static size_t spm_part(const char *p, size_t n)
+{
+    enum { LIMIT = TOKENIZER_WORD_MAX, LOOK_BACK = 4096 };
+    if (n <= LIMIT)
+        return n;
+    for (size_t i = LIMIT; i > LIMIT - LOOK_BACK; i--)
+        if (p[i] == ' ' && p[i - 1] != ' ')
+            return i;
+    return LIMIT;
+}
+
+/* Characters that no token has become their bytes. */
+static enum err push_spm(struct encoder *x, const char *text, size_t n)
+{
+    TRY(spm_merge(x->t, text, n, &x->work));
+    for (int32_t i = 0; n > 0 && i >= 0; i = x->work.symbols[i].next) {
+        uint32_t length = x->work.symbols[i].id, token = spm_token(x->t, text + i, length);
+        if (token != STRINGS_NONE) {
+            TRY(push(x, token));
+            continue;
+        }
+        char bytes[4]; /* what merging made is a token, so this is one character */
+        size_t n_bytes;
+        assert(length <= sizeof bytes);
+        spm_bytes(text + i, length, bytes, &n_bytes); /* a blank is one byte */
+        for (size_t k = 0; k < n_bytes; k++)
+            TRY(push_byte(x, (uint8_t)bytes[k]));
+    }
+    return ERR_OK;
+}
+
+/* Text between special tokens, of the kind llama. */
+static enum err encode_spm(struct encoder *x, const char *p, size_t n)
+{
+    bool prefix = x->t->space_prefix && n > 0;
+    while (n > 0) {
+        size_t part = spm_part(p, n), n_written = 0;
+        char *written = malloc((part + 1) * SPM_BLANK_BYTES);
+        if (!written)
+            return ERR_NO_MEMORY;
+        for (size_t i = 0; i < part + prefix; i++) {
+            char c = i < prefix ? ' ' : p[i - prefix];
+            if (c == ' ') {
+                memcpy(written + n_written, SPM_BLANK, SPM_BLANK_BYTES);
+                n_written += SPM_BLANK_BYTES;
+            } else {
+                written[n_written++] = c;
+            }
+        }
+        enum err e = push_spm(x, written, n_written);
+        free(written);
+        TRY(e);
+        prefix = false;
+        p += part;
+        n -= part;
+    }
+    return ERR_OK;
+}
+
 /* Text without special tokens. */
 static enum err encode_text(struct encoder *x, const char *p, size_t n)
 {
+    if (x->t->ranks)
+        return encode_spm(x, p, n);
     size_t start = 0, at = 0;
     while (at < n) {
         size_t used = (uint8_t)p[at] < 0x80 ? 1 : char_length(p + at, n - at);

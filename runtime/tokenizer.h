@@ -1,5 +1,5 @@
-/* Tokenizers: text to token ids and back. Byte-level BPE ("gpt2" in GGUF) so far; other kinds
- * (SentencePiece) and other sources (tokenizer.json) come behind this same header.
+/* Tokenizers: text to token ids and back. Byte-level BPE ("gpt2" in GGUF) and SentencePiece's BPE
+ * with scores ("llama"); other sources (tokenizer.json) come behind this same header.
  *
  * Immutable after construction: any number of threads may use one tokenizer at once. Everything in
  * the source is checked before it is believed. Input is bytes: where they are not UTF-8, each
@@ -22,6 +22,7 @@ enum {
     TOKENIZER_MERGES_MAX = 1 << 21,
     TOKENIZER_TOKEN_BYTES_MAX = 1 << 14,
     TOKENIZER_SPECIAL_BYTES_MAX = 512,   /* of a control or user-defined token */
+    TOKENIZER_SCORED_BYTES_MAX = 512,    /* of any token with a score */
     TOKENIZER_VOCAB_BYTES_MAX = 1 << 28, /* all tokens together */
     TOKENIZER_WORD_MAX = 1 << 20,        /* a longer run without a split is cut here */
     TOKENIZER_END_MAX = 16,
@@ -45,19 +46,27 @@ struct text_view {
 
 /* What a tokenizer is made from, wherever it came from. Only read during tokenizer_new. */
 struct tokenizer_source {
-    struct text_view model;         /* "gpt2" */
+    struct text_view model;         /* "gpt2" or "llama" */
     struct text_view pre;           /* name of the splitting rule: "smollm" ... */
     const struct text_view *tokens; /* [n_tokens] */
     const int32_t *types;           /* [n_tokens] enum token_type, or NULL: all normal */
     uint32_t n_tokens;
-    const struct text_view *merges; /* [n_merges] "left right", best first */
+    const struct text_view *merges; /* gpt2: [n_merges] "left right", best first */
     uint32_t n_merges;
     int64_t bos, eos, eot, eom, unknown; /* -1: none */
-    int add_bos;                         /* 0, 1, or -1: as the splitting rule usually does */
+    int add_bos;         /* 0, 1, or -1: as the splitting rule usually does; llama: 1 */
+    const float *scores; /* llama: [n_tokens], the highest is merged first */
+    int space_prefix;    /* llama: a blank before text that begins, or follows a special token; 0,
+                            1, or -1: 1 */
 };
 #define TOKENIZER_SOURCE_INIT                                                                      \
-    ((struct tokenizer_source){                                                                    \
-        .bos = -1, .eos = -1, .eot = -1, .eom = -1, .unknown = -1, .add_bos = -1})
+    ((struct tokenizer_source){.bos = -1,                                                          \
+                               .eos = -1,                                                          \
+                               .eot = -1,                                                          \
+                               .eom = -1,                                                          \
+                               .unknown = -1,                                                      \
+                               .add_bos = -1,                                                      \
+                               .space_prefix = -1})
 
 /* ERR_CORRUPT (metadata that contradict themselves), ERR_UNSUPPORTED (a kind or splitting rule that
  * we do not have; the sentence names it), ERR_LIMIT, ERR_NO_MEMORY. */

@@ -196,7 +196,7 @@ static bool before(const struct bpe_candidate *a, const struct bpe_candidate *b)
     return a->rank != b->rank ? a->rank < b->rank : a->at < b->at;
 }
 
-static enum err heap_push(struct bpe_work *w, const struct bpe_candidate *c)
+enum err bpe_push(struct bpe_work *w, const struct bpe_candidate *c)
 {
     if (w->n_heap == w->heap_cap) {
         size_t cap = w->heap_cap ? w->heap_cap * 2 : 256;
@@ -213,7 +213,7 @@ static enum err heap_push(struct bpe_work *w, const struct bpe_candidate *c)
     return ERR_OK;
 }
 
-static struct bpe_candidate heap_pop(struct bpe_work *w)
+struct bpe_candidate bpe_pop(struct bpe_work *w)
 {
     struct bpe_candidate top = w->heap[0], last = w->heap[--w->n_heap];
     size_t at = 0;
@@ -242,22 +242,26 @@ static enum err consider(const struct merges *m, struct bpe_work *w, int32_t at)
     const struct merge *merge = merges_find(m, left, right);
     if (!merge)
         return ERR_OK;
-    return heap_push(w, &(struct bpe_candidate){merge->rank, (uint32_t)at, left, right});
+    return bpe_push(w, &(struct bpe_candidate){merge->rank, (uint32_t)at, left, right});
 }
 
-enum { GONE = -2 }; /* `next` of a symbol that was merged into the one before it */
+enum err bpe_reserve(struct bpe_work *w, size_t n)
+{
+    if (n <= w->symbols_cap)
+        return ERR_OK;
+    size_t cap = MAX_OF(n, w->symbols_cap * 2);
+    struct bpe_symbol *symbols = realloc(w->symbols, cap * sizeof *symbols);
+    if (!symbols)
+        return ERR_NO_MEMORY;
+    w->symbols = symbols;
+    w->symbols_cap = cap;
+    return ERR_OK;
+}
 
 enum err bpe_merge(const struct merges *m, const uint32_t byte_symbols[256], const uint8_t *word,
                    size_t n, struct bpe_work *w)
 {
-    if (n > w->symbols_cap) {
-        size_t cap = MAX_OF(n, w->symbols_cap * 2);
-        struct bpe_symbol *symbols = realloc(w->symbols, cap * sizeof *symbols);
-        if (!symbols)
-            return ERR_NO_MEMORY;
-        w->symbols = symbols;
-        w->symbols_cap = cap;
-    }
+    TRY(bpe_reserve(w, n));
     for (size_t i = 0; i < n; i++)
         w->symbols[i] = (struct bpe_symbol){byte_symbols[word[i]], (int32_t)i - 1,
                                             i + 1 < n ? (int32_t)i + 1 : -1};
@@ -265,14 +269,14 @@ enum err bpe_merge(const struct merges *m, const uint32_t byte_symbols[256], con
     for (size_t i = 0; i + 1 < n; i++)
         TRY(consider(m, w, (int32_t)i));
     while (w->n_heap) {
-        struct bpe_candidate c = heap_pop(w);
+        struct bpe_candidate c = bpe_pop(w);
         struct bpe_symbol *left = &w->symbols[c.at];
         if (left->next < 0 || left->id != c.left || w->symbols[left->next].id != c.right)
             continue; /* stale */
         struct bpe_symbol *right = &w->symbols[left->next];
         left->id = merges_find(m, c.left, c.right)->result;
         left->next = right->next;
-        right->next = GONE;
+        right->next = BPE_GONE;
         if (left->next >= 0)
             w->symbols[left->next].prev = (int32_t)c.at;
         TRY(consider(m, w, left->prev));

@@ -4,6 +4,7 @@
 
 #include "base/util.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <utf8proc.h>
@@ -63,13 +64,21 @@ static enum err explain(enum err e, struct err_text *text)
 }
 
 /* What the token stands for in an answer: nothing for control tokens, its own text for
- * user-defined ones, else the bytes that GPT-2's alphabet spells. */
+ * user-defined ones, else the bytes that GPT-2's alphabet spells, or SentencePiece's notation. */
 static enum err add_bytes(struct tokenizer *t, struct text_view token, enum token_type type,
                           char *room)
 {
     size_t n;
     if (type == TOKEN_CONTROL || type == TOKEN_UNKNOWN)
         return strings_add(&t->bytes, "", 0);
+    if (t->ranks && type == TOKEN_BYTE) {
+        room[0] = (char)spm_byte_of(token);
+        return strings_add(&t->bytes, room, 1);
+    }
+    if (t->ranks && type != TOKEN_USER_DEFINED) {
+        spm_bytes(token.p, token.n, room, &n);
+        return strings_add(&t->bytes, room, n);
+    }
     if (type != TOKEN_USER_DEFINED && bytes_of_alphabet(token.p, token.n, room, &n))
         return strings_add(&t->bytes, room, n);
     return strings_add(&t->bytes, token.p, token.n);
@@ -85,6 +94,10 @@ static enum err add_token(struct tokenizer *t, const struct tokenizer_source *so
     if (token.n > TOKENIZER_TOKEN_BYTES_MAX ||
         (is_special((enum token_type)type) && token.n > TOKENIZER_SPECIAL_BYTES_MAX))
         return err_set(text, ERR_LIMIT, "tokenizer: token %u is %zu bytes long", i, token.n);
+    if (t->ranks && token.n > TOKENIZER_SCORED_BYTES_MAX)
+        return err_set(text, ERR_LIMIT, "tokenizer: token %u is %zu bytes long", i, token.n);
+    if (t->ranks && type == TOKEN_BYTE && spm_byte_of(token) < 0)
+        return err_set(text, ERR_CORRUPT, "tokenizer: token %u names no byte", i);
     t->types[i] = (uint8_t)type;
     enum err e = strings_add(&t->text, token.p, token.n);
     if (!e)
@@ -126,7 +139,39 @@ static enum err build_vocabulary(struct tokenizer *t, const struct tokenizer_sou
     for (uint32_t i = 0; i < t->n_tokens && !e; i++)
         e = add_token(t, source, i, room, text);
     free(room);
-    return e ? e : explain(index_bytes(t), text);
+    return e || t->ranks ? e : explain(index_bytes(t), text);
+}
+
+/* -- scores ------------------------------------------------------------------------------------ */
+
+static enum err build_ranks(struct tokenizer *t, const struct tokenizer_source *source,
+                            struct err_text *text)
+{
+    if (!source->scores)
+        return err_set(text, ERR_CORRUPT, "tokenizer: the tokens have no scores");
+    t->ranks = malloc(((size_t)source->n_tokens + 1) * sizeof *t->ranks);
+    if (!t->ranks)
+        return explain(ERR_NO_MEMORY, text);
+    for (uint32_t i = 0; i < source->n_tokens; i++) {
+        if (!isfinite(source->scores[i]))
+            return err_set(text, ERR_CORRUPT, "tokenizer: the score of token %u is no number", i);
+        t->ranks[i] = spm_rank(source->scores[i]);
+    }
+    t->space_prefix = source->space_prefix != 0;
+    return ERR_OK;
+}
+
+/* The token of each byte: "<0xNN>", else the byte itself as a character. */
+static void find_bytes(struct tokenizer *t)
+{
+    for (int b = 0; b < 256; b++) {
+        char byte = (char)b;
+        t->byte_symbols[b] = spm_token(t, &byte, 1);
+    }
+    for (uint32_t i = t->n_tokens; i-- > 0;) {
+        if (t->types[i] == TOKEN_BYTE)
+            t->byte_symbols[spm_byte_of(strings_at(&t->text, i))] = i;
+    }
 }
 
 /* -- merges ------------------------------------------------------------------------------------ */
@@ -297,7 +342,8 @@ static enum err check_ids(struct tokenizer *t, const struct tokenizer_source *so
     t->bos = (int32_t)source->bos;
     t->eos = (int32_t)source->eos;
     t->unknown = (int32_t)source->unknown;
-    t->adds_bos = source->add_bos < 0 ? t->splitter.rule->add_bos : source->add_bos != 0;
+    bool usual = t->ranks || t->splitter.rule->add_bos;
+    t->adds_bos = source->add_bos < 0 ? usual : source->add_bos != 0;
     if (t->adds_bos && t->bos < 0) {
         if (source->add_bos > 0)
             return err_set(text, ERR_CORRUPT,
@@ -317,12 +363,15 @@ static enum err check_bytes(const struct tokenizer *t, struct err_text *text)
     return ERR_OK;
 }
 
-static enum err build(struct tokenizer *t, const struct tokenizer_source *source,
-                      struct err_text *text)
+static bool view_is(struct text_view v, const char *s)
 {
-    if (source->model.n != 4 || memcmp(source->model.p, "gpt2", 4) != 0)
-        return err_set(text, ERR_UNSUPPORTED, "tokenizer: the kind '%.*s' is not supported yet",
-                       (int)MIN_OF(source->model.n, (size_t)40), source->model.p);
+    return v.n == strlen(s) && memcmp(v.p, s, v.n) == 0;
+}
+
+/* Vocabulary and merges of byte-level BPE. */
+static enum err build_gpt2(struct tokenizer *t, const struct tokenizer_source *source,
+                           struct err_text *text)
+{
     const struct split_rule *rule = split_rule_find(source->pre);
     if (!rule)
         return err_set(text, ERR_UNSUPPORTED,
@@ -330,7 +379,30 @@ static enum err build(struct tokenizer *t, const struct tokenizer_source *source
                        (int)MIN_OF(source->pre.n, (size_t)40), source->pre.p);
     TRY(splitter_init(&t->splitter, rule, text));
     TRY(build_vocabulary(t, source, text));
-    TRY(build_merges(t, source, text));
+    return build_merges(t, source, text);
+}
+
+static enum err build_llama(struct tokenizer *t, const struct tokenizer_source *source,
+                            struct err_text *text)
+{
+    if (source->n_tokens > TOKENIZER_VOCAB_MAX)
+        return explain(ERR_LIMIT, text);
+    TRY(build_ranks(t, source, text));
+    TRY(build_vocabulary(t, source, text));
+    find_bytes(t);
+    return ERR_OK;
+}
+
+static enum err build(struct tokenizer *t, const struct tokenizer_source *source,
+                      struct err_text *text)
+{
+    if (view_is(source->model, "gpt2"))
+        TRY(build_gpt2(t, source, text));
+    else if (view_is(source->model, "llama"))
+        TRY(build_llama(t, source, text));
+    else
+        return err_set(text, ERR_UNSUPPORTED, "tokenizer: the kind '%.*s' is not supported yet",
+                       (int)MIN_OF(source->model.n, (size_t)40), source->model.p);
     TRY(build_special(t, text));
     TRY(check_ids(t, source, text));
     TRY(check_bytes(t, text));
@@ -360,6 +432,7 @@ void tokenizer_free(struct tokenizer *t)
     strings_deinit(&t->bytes);
     merges_deinit(&t->merges);
     free(t->types);
+    free(t->ranks);
     free(t->special);
     free(t);
 }

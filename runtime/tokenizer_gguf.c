@@ -9,6 +9,7 @@
 struct lists {
     struct text_view *tokens, *merges;
     int32_t *types;
+    float *scores;
 };
 
 static void lists_deinit(struct lists *l)
@@ -16,6 +17,7 @@ static void lists_deinit(struct lists *l)
     free(l->tokens);
     free(l->merges);
     free(l->types);
+    free(l->scores);
 }
 
 static enum err wrong(const struct gguf *g, enum err e, const char *what, struct err_text *text)
@@ -71,6 +73,42 @@ static enum err get_types(const struct gguf *g, uint32_t n_tokens, int32_t **ret
     return ERR_OK;
 }
 
+static enum err get_scores(const struct gguf *g, uint32_t n_tokens, float **ret,
+                           struct err_text *text)
+{
+    struct gguf_array array;
+    enum err e = gguf_get_array(g, "tokenizer.ggml.scores", &array);
+    if (e == ERR_NOT_FOUND)
+        return ERR_OK;
+    if (e || array.n != n_tokens)
+        return wrong(g, ERR_CORRUPT, "tokenizer.ggml.scores does not fit the tokens", text);
+    float *scores = calloc(n_tokens ? n_tokens : 1, sizeof *scores);
+    if (!scores)
+        return wrong(g, ERR_NO_MEMORY, "out of memory", text);
+    for (uint32_t i = 0; i < n_tokens; i++) {
+        double score;
+        if (!gguf_array_float(&array, i, &score)) {
+            free(scores);
+            return wrong(g, ERR_CORRUPT, "tokenizer.ggml.scores is not a list of numbers", text);
+        }
+        scores[i] = (float)score;
+    }
+    *ret = scores;
+    return ERR_OK;
+}
+
+/* 0 or 1; untouched when it is absent. */
+static enum err get_choice(const struct gguf *g, const char *key, int *ret, struct err_text *text)
+{
+    bool v;
+    enum err e = gguf_get_bool(g, key, &v);
+    if (e && e != ERR_NOT_FOUND)
+        return err_set(text, ERR_CORRUPT, "%s: %s is not a boolean", gguf_path(g), key);
+    if (!e)
+        *ret = v;
+    return ERR_OK;
+}
+
 static enum err get_id(const struct gguf *g, const char *key, int64_t *ret, struct err_text *text)
 {
     uint32_t id;
@@ -120,15 +158,13 @@ static enum err fill(const struct gguf *g, struct tokenizer_source *source, stru
     TRY(get_id(g, "tokenizer.ggml.eot_token_id", &source->eot, text));
     TRY(get_id(g, "tokenizer.ggml.eom_token_id", &source->eom, text));
     TRY(get_id(g, "tokenizer.ggml.unknown_token_id", &source->unknown, text));
-    bool add_bos;
-    e = gguf_get_bool(g, "tokenizer.ggml.add_bos_token", &add_bos);
-    if (e && e != ERR_NOT_FOUND)
-        return wrong(g, ERR_CORRUPT, "tokenizer.ggml.add_bos_token is not a boolean", text);
-    if (!e)
-        source->add_bos = add_bos;
+    TRY(get_scores(g, source->n_tokens, &l->scores, text));
+    TRY(get_choice(g, "tokenizer.ggml.add_bos_token", &source->add_bos, text));
+    TRY(get_choice(g, "tokenizer.ggml.add_space_prefix", &source->space_prefix, text));
     source->tokens = l->tokens;
     source->merges = l->merges;
     source->types = l->types;
+    source->scores = l->scores;
     return ERR_OK;
 }
 

@@ -72,6 +72,12 @@ struct bpe_work {
     size_t n_heap, heap_cap;
 };
 void bpe_work_deinit(struct bpe_work *w);
+/* Room for n symbols. */
+enum err bpe_reserve(struct bpe_work *w, size_t n);
+/* Candidates by rank, then by place. */
+enum err bpe_push(struct bpe_work *w, const struct bpe_candidate *c);
+struct bpe_candidate bpe_pop(struct bpe_work *w);
+enum { BPE_GONE = -2 }; /* `next` of a symbol that was merged into the one before it */
 /* Leaves the word's final symbols as a list in w->symbols, starting at 0. O(n log n). */
 enum err bpe_merge(const struct merges *m, const uint32_t byte_symbols[256], const uint8_t *word,
                    size_t n, struct bpe_work *w);
@@ -103,15 +109,35 @@ typedef enum err split_fn(void *context, const char *word, size_t n);
 enum err splitter_run(const struct splitter *s, pcre2_match_data *match, const char *text, size_t n,
                       split_fn *fn, void *context);
 
+/* -- SentencePiece ----------------------------------------------------------------------------- */
+
+struct tokenizer;
+/* The blank of its vocabulary: U+2581. */
+#define SPM_BLANK "\xe2\x96\x81"
+enum { SPM_BLANK_BYTES = 3 };
+/* What a token's text stands for: blanks for U+2581. `ret` has room for n bytes. */
+void spm_bytes(const char *p, size_t n, char *ret, size_t *ret_n);
+/* The byte that "<0xNN>" names, or -1. */
+int spm_byte_of(struct text_view token);
+/* A score as a rank: the lower the better, equal for equal scores. */
+uint32_t spm_rank(float score);
+/* Leaves the final symbols of a text (blanks written as U+2581) in w->symbols: symbol i begins at
+ * byte i and `id` is its length in bytes. O(n log n). */
+enum err spm_merge(const struct tokenizer *t, const char *text, size_t n, struct bpe_work *w);
+/* The token with exactly this text that plain text may become, or STRINGS_NONE. */
+uint32_t spm_token(const struct tokenizer *t, const char *p, size_t n);
+
 /* -- the tokenizer ----------------------------------------------------------------------------- */
 
 struct tokenizer {
     uint32_t n_tokens;
     uint8_t *types;       /* [n_tokens] enum token_type */
     struct strings text;  /* as the vocabulary writes them */
-    struct strings bytes; /* what tokens stand for, then symbols that are no tokens */
+    struct strings bytes; /* what tokens stand for; gpt2: then symbols that are no tokens */
     struct merges merges;
-    struct splitter splitter;
+    struct splitter splitter; /* gpt2 */
+    uint32_t *ranks;          /* llama: [n_tokens]; else NULL */
+    bool space_prefix;        /* llama */
     uint32_t byte_symbols[256];
     uint32_t *special; /* [n_special] tokens found in text before it is split, sorted by bytes */
     uint32_t n_special;

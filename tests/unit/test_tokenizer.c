@@ -1,5 +1,5 @@
-/* Tokenizers against other engines: tests/reference/smollm2-135m-q4_1.json (llama.cpp's ids for
- * SmolLM2, see its README) and split_cases.json (make_split_cases.py, the package tokenizers).
+/* Tokenizers against other engines: tests/reference/<model>.json (llama.cpp's ids for three
+ * models, see its README) and split_cases.json (make_split_cases.py, the package tokenizers).
  * Further: a small vocabulary of our own for special tokens, broken input, hostile words and
  * metadata. */
 #include "model_files.h"
@@ -10,6 +10,7 @@
 #include "base/util.h"
 
 #include <jansson.h>
+#include <math.h>
 #include <pthread.h>
 
 static json_t *load(const char *file)
@@ -71,10 +72,31 @@ static void test_tokenizer_splits_as_tokenizers_does(void **state)
     assert_int_equal(n_wrong, 0);
 }
 
-static struct tokenizer *open_smollm2(void)
+/* Where llama.cpp takes "</s>" for a control token by its name, and the file says something else
+ * (README of the reference): these of its ids are ours instead. */
+struct departure {
+    bool parse_special;
+    int32_t theirs[3], ours[3];
+};
+struct real_file {
+    const char *file, *reference;
+    struct departure departure;
+};
+static const struct real_file
+    SMOLLM2 = {"smollm2-135m.gguf", "smollm2-135m-q4_1.json", {false, {0}, {0}}},
+    /* a user-defined token, so it is found in any text: " </" "s" ">," is " " "</s>" "," */
+    GEMMA3 = {"gemma3-270m.gguf",
+              "gemma3-270m-q4_k_m.json",
+              {false, {1454, 236751, 11295}, {236743, 212, 236764}}},
+    /* a normal token, so it is text always */
+    QWEN2 = {"qwen2.5-coder-0.5b.gguf",
+             "qwen2.5-coder-0.5b-q4_k_m.json",
+             {true, {220, 128247, 11}, {690, 82, 8066}}};
+
+static struct tokenizer *open_file(const struct real_file *file)
 {
     char path[4096];
-    need_model_file("smollm2-135m.gguf", path);
+    need_model_file(file->file, path);
     struct gguf *g;
     struct tokenizer *t = NULL;
     struct err_text error = {""};
@@ -84,34 +106,71 @@ static struct tokenizer *open_smollm2(void)
     return t;
 }
 
-static bool ids_equal(const struct token_ids *ids, const json_t *expected)
+/* `departure` may be NULL. */
+static bool ids_equal(const struct token_ids *ids, const json_t *expected,
+                      const struct departure *departure)
 {
     bool same = ids->n == json_array_size(expected);
-    for (size_t i = 0; same && i < ids->n; i++)
-        same = ids->v[i] == json_integer_value(json_array_get(expected, i));
+    for (size_t i = 0; same && i < ids->n; i++) {
+        bool departs = departure && i + 3 <= ids->n;
+        for (size_t k = 0; departs && k < 3; k++)
+            departs = json_integer_value(json_array_get(expected, i + k)) == departure->theirs[k] &&
+                      ids->v[i + k] == departure->ours[k];
+        if (departs)
+            i += 2;
+        else
+            same = ids->v[i] == json_integer_value(json_array_get(expected, i));
+    }
     return same;
 }
 
 static bool encodes(const struct tokenizer *t, const json_t *text, const json_t *expected,
-                    bool parse_special)
+                    const struct tokenizer_options *o, const struct departure *departure)
 {
     struct token_ids ids = {0};
     struct err_text error = {""};
-    const struct tokenizer_options o = {.parse_special = parse_special, .add_bos = true};
     enum err e =
-        tokenizer_encode(t, json_string_value(text), json_string_length(text), &o, &ids, &error);
-    bool same = !e && ids_equal(&ids, expected);
+        tokenizer_encode(t, json_string_value(text), json_string_length(text), o, &ids, &error);
+    bool departs = departure && strstr(json_string_value(text), "</s>") &&
+                   departure->parse_special == o->parse_special;
+    bool same = !e && ids_equal(&ids, expected, departs ? departure : NULL);
     if (!same)
         print_error("'%.200s': %s\n", json_string_value(text), e ? error.text : "other ids");
     token_ids_deinit(&ids);
     return same;
 }
 
+/* An end for llama.cpp by its name alone, or by our types too (README of the reference). */
+static void check_ends(const struct tokenizer *t, const json_t *expected)
+{
+    const int32_t *ends;
+    uint32_t n = tokenizer_end_tokens(t, &ends), n_found = 0;
+    size_t i;
+    json_t *id;
+    json_array_foreach(expected, i, id)
+    {
+        bool found = tokenizer_is_end(t, (int32_t)json_integer_value(id));
+        n_found += found;
+        if (!found) {
+            struct text_view s;
+            assert_int_equal(tokenizer_text(t, (int32_t)json_integer_value(id), &s), ERR_OK);
+            static const char *const BY_NAME[] = {"</s>", "<reponame>", "<|fim_pad|>",
+                                                  "<|repo_name|>", "<|file_sep|>"};
+            bool known = false;
+            for (size_t k = 0; k < ARRAY_LEN(BY_NAME); k++)
+                known |= s.n == strlen(BY_NAME[k]) && memcmp(s.p, BY_NAME[k], s.n) == 0;
+            assert_true(known);
+        }
+    }
+    assert_int_equal(n_found, n);
+    assert_true(n >= 2);
+}
+
 static void test_tokenizer_gives_the_ids_of_llama_cpp(void **state)
 {
-    (void)state;
-    struct tokenizer *t = open_smollm2();
-    json_t *all = load("smollm2-135m-q4_1.json"), *c;
+    const struct real_file *file = *state;
+    struct tokenizer *t = open_file(file);
+    json_t *all = load(file->reference), *c;
     static const char *const LISTS[] = {"tokenize_only", "prompts"};
     size_t i, n_wrong = 0, n = 0;
     for (size_t list = 0; list < ARRAY_LEN(LISTS); list++)
@@ -119,13 +178,15 @@ static void test_tokenizer_gives_the_ids_of_llama_cpp(void **state)
         {
             const json_t *text = json_object_get(c, "text"), *ids = json_object_get(c, "ids");
             const json_t *special = json_object_get(c, "ids_parse_special");
-            n_wrong += !encodes(t, text, ids, false);
-            n_wrong += !encodes(t, text, special ? special : ids, true);
+            const struct tokenizer_options plain = {.add_bos = list > 0},
+                                           parsed = {.add_bos = list > 0, .parse_special = true};
+            n_wrong += !encodes(t, text, ids, &plain, &file->departure);
+            n_wrong += !encodes(t, text, special ? special : ids, &parsed, &file->departure);
             n++;
             const json_t *chat = json_object_get(c, "chat");
             if (chat)
                 n_wrong += !encodes(t, json_object_get(chat, "rendered"),
-                                    json_object_get(chat, "ids"), true);
+                                    json_object_get(chat, "ids"), &parsed, NULL);
         }
     assert_true(n > 50);
     assert_int_equal(n_wrong, 0);
@@ -133,12 +194,8 @@ static void test_tokenizer_gives_the_ids_of_llama_cpp(void **state)
     assert_int_equal(tokenizer_n_tokens(t), json_integer_value(json_object_get(model, "n_vocab")));
     assert_int_equal(tokenizer_bos(t), json_integer_value(json_object_get(model, "bos")));
     assert_int_equal(tokenizer_eos(t), json_integer_value(json_object_get(model, "eos")));
-    assert_false(tokenizer_adds_bos(t));
-    /* 4 is an end for llama.cpp by its name alone (README of the reference) */
-    const int32_t *ends;
-    assert_int_equal(tokenizer_end_tokens(t, &ends), 2);
-    assert_int_equal(ends[0], 0);
-    assert_int_equal(ends[1], 2);
+    assert_int_equal(tokenizer_adds_bos(t), json_is_true(json_object_get(model, "add_bos")));
+    check_ends(t, json_object_get(model, "end_tokens"));
     json_decref(all);
     tokenizer_free(t);
 }
@@ -159,9 +216,9 @@ static void append_pieces(const struct tokenizer *t, const int32_t *ids, size_t 
 
 static void test_tokenizer_pieces_give_the_text_back(void **state)
 {
-    (void)state;
-    struct tokenizer *t = open_smollm2();
-    json_t *all = load("smollm2-135m-q4_1.json"), *c;
+    const struct real_file *file = *state;
+    struct tokenizer *t = open_file(file);
+    json_t *all = load(file->reference), *c;
     size_t i, n_out;
     static char out[1 << 16];
     json_array_foreach(json_object_get(all, "tokenize_only"), i, c)
@@ -573,12 +630,199 @@ static void test_tokenizer_refuses_bad_metadata(void **state)
     expect_refused(&s, ERR_LIMIT, "token 256");
 }
 
+/* -- SentencePiece ----------------------------------------------------------------------------- */
+
+enum { SPM_MAX = 300 };
+
+struct spm {
+    struct text_view tokens[SPM_MAX];
+    int32_t types[SPM_MAX];
+    float scores[SPM_MAX];
+    char bytes[256][8];
+    struct tokenizer_source source;
+};
+
+static void spm_add(struct spm *s, const char *token, int32_t type, float score)
+{
+    uint32_t i = s->source.n_tokens++;
+    s->tokens[i] = (struct text_view){token, strlen(token)};
+    s->types[i] = type;
+    s->scores[i] = score;
+}
+
+/* 0 <unk>, 1 <s>, 2 </s>, 3 + b the byte b, then letters and what a test adds. */
+static void spm_init(struct spm *s)
+{
+    memset(s, 0, sizeof *s);
+    s->source = TOKENIZER_SOURCE_INIT;
+    s->source.model = (struct text_view){"llama", 5};
+    s->source.tokens = s->tokens;
+    s->source.types = s->types;
+    s->source.scores = s->scores;
+    s->source.unknown = 0;
+    s->source.bos = 1;
+    s->source.eos = 2;
+    spm_add(s, "<unk>", TOKEN_UNKNOWN, 0);
+    spm_add(s, "<s>", TOKEN_CONTROL, 0);
+    spm_add(s, "</s>", TOKEN_CONTROL, 0);
+    for (int b = 0; b < 256; b++) {
+        (void)snprintf(s->bytes[b], sizeof s->bytes[b], "<0x%02X>", (unsigned)b);
+        spm_add(s, s->bytes[b], TOKEN_BYTE, 0);
+    }
+}
+
+static struct tokenizer *spm_new(const struct spm *s)
+{
+    struct tokenizer *t;
+    struct err_text error = {""};
+    if (tokenizer_new(&s->source, &t, &error))
+        fail_msg("%s", error.text);
+    return t;
+}
+
+enum { SPM_BYTE = 3, SPM_OWN = 259 };
+
+static void test_tokenizer_merges_by_score(void **state)
+{
+    (void)state;
+    static struct spm s;
+    spm_init(&s);
+    spm_add(&s, "\u2581", TOKEN_NORMAL, -10);  /* 259 */
+    spm_add(&s, "a", TOKEN_NORMAL, -11);       /* 260 */
+    spm_add(&s, "b", TOKEN_NORMAL, -12);       /* 261 */
+    spm_add(&s, "ab", TOKEN_NORMAL, -2);       /* 262 */
+    spm_add(&s, "ba", TOKEN_NORMAL, -1);       /* 263 */
+    spm_add(&s, "\u2581a", TOKEN_NORMAL, -3);  /* 264 */
+    spm_add(&s, "aa", TOKEN_NORMAL, -4);       /* 265 */
+    spm_add(&s, "bb", TOKEN_USER_DEFINED, -9); /* 266 */
+    s.source.space_prefix = 0;
+    s.source.add_bos = 0;
+    struct tokenizer *t = spm_new(&s);
+    const struct tokenizer_options plain = {0}, special = {.parse_special = true};
+    /* worked out by hand: of all pairs the best score, then the leftmost */
+    expect_ids(t, "ab", 2, &plain, (const int32_t[]){262}, 1);
+    expect_ids(t, "aba", 3, &plain, (const int32_t[]){260, 263}, 2);
+    expect_ids(t, "aaa", 3, &plain, (const int32_t[]){265, 260}, 2);
+    expect_ids(t, " ab", 3, &plain, (const int32_t[]){259, 262}, 2);
+    expect_ids(t, " aa", 3, &plain, (const int32_t[]){264, 260}, 2);
+    /* user-defined tokens are found first, control tokens when asked for */
+    expect_ids(t, "abba", 4, &plain, (const int32_t[]){260, 266, 260}, 3);
+    expect_ids(t, "a</s>b", 6, &special, (const int32_t[]){260, 2, 261}, 3);
+    expect_ids(t, "<s>", 3, &plain,
+               (const int32_t[]){SPM_BYTE + '<', SPM_BYTE + 's', SPM_BYTE + '>'}, 3);
+    /* what has no token becomes bytes, also where it is not UTF-8 */
+    expect_ids(t, "a\xc3\xa9", 3, &plain, (const int32_t[]){260, SPM_BYTE + 0xc3, SPM_BYTE + 0xa9},
+               3);
+    expect_ids(t,
+               "a\xff"
+               "a",
+               3, &plain, (const int32_t[]){260, SPM_BYTE + 0xff, 260}, 3);
+    tokenizer_free(t);
+    /* the blank before, after each special token too, but not for nothing */
+    s.source.space_prefix = -1;
+    s.source.add_bos = -1;
+    t = spm_new(&s);
+    assert_true(tokenizer_adds_bos(t));
+    const struct tokenizer_options all = {.parse_special = true, .add_bos = true};
+    expect_ids(t, "a</s>a", 6, &all, (const int32_t[]){1, 264, 2, 264}, 4);
+    expect_ids(t, "", 0, &all, (const int32_t[]){1}, 1);
+    struct text_view piece;
+    assert_int_equal(tokenizer_piece(t, 264, &piece), ERR_OK);
+    assert_int_equal(piece.n, 2);
+    assert_memory_equal(piece.p, " a", 2);
+    assert_int_equal(tokenizer_piece(t, SPM_BYTE + 0xc3, &piece), ERR_OK);
+    assert_int_equal(piece.n, 1);
+    assert_memory_equal(piece.p, "\xc3", 1);
+    tokenizer_free(t);
+}
+
+/* A text that is one run, longer than what is merged at once, and one that nothing can merge. */
+static void test_tokenizer_takes_huge_texts_by_score(void **state)
+{
+    (void)state;
+    static struct spm s;
+    static char letters[16][600];
+    spm_init(&s);
+    spm_add(&s, "a", TOKEN_NORMAL, -100);
+    for (int i = 1; i <= 9; i++) { /* aa, aaaa, ... up to 512 */
+        memset(letters[i], 'a', (size_t)1 << i);
+        spm_add(&s, letters[i], TOKEN_NORMAL, (float)-i);
+    }
+    s.source.space_prefix = 0;
+    s.source.add_bos = 0;
+    struct tokenizer *t = spm_new(&s);
+    size_t n = 3 << 20;
+    char *text = malloc(n);
+    assert_non_null(text);
+    memset(text, 'a', n);
+    struct token_ids ids = {0};
+    const struct tokenizer_options plain = {0};
+    assert_int_equal(tokenizer_encode(t, text, n, &plain, &ids, NULL), ERR_OK);
+    assert_int_equal(ids.n, n / 512);
+    for (size_t i = 0; i < ids.n; i++)
+        assert_int_equal(ids.v[i], SPM_OWN + 9);
+    ids.n = 0;
+    memset(text, 0xff, n);
+    assert_int_equal(tokenizer_encode(t, text, n, &plain, &ids, NULL), ERR_OK);
+    assert_int_equal(ids.n, n);
+    token_ids_deinit(&ids);
+    free(text);
+    tokenizer_free(t);
+}
+
+static void expect_scored_refused(const struct spm *s, enum err expected, const char *what)
+{
+    struct tokenizer *t;
+    struct err_text error = {""};
+    assert_int_equal(tokenizer_new(&s->source, &t, &error), expected);
+    assert_non_null(strstr(error.text, what));
+}
+
+static void test_tokenizer_refuses_bad_scores(void **state)
+{
+    (void)state;
+    static struct spm s;
+    static char longer[TOKENIZER_SCORED_BYTES_MAX + 2];
+    spm_init(&s);
+    s.source.scores = NULL;
+    expect_scored_refused(&s, ERR_CORRUPT, "no scores");
+    spm_init(&s);
+    s.scores[7] = NAN;
+    expect_scored_refused(&s, ERR_CORRUPT, "score of token 7");
+    s.scores[7] = -INFINITY;
+    expect_scored_refused(&s, ERR_CORRUPT, "score of token 7");
+    spm_init(&s);
+    spm_add(&s, "<0xG0>", TOKEN_BYTE, 0);
+    expect_scored_refused(&s, ERR_CORRUPT, "names no byte");
+    spm_init(&s);
+    memset(longer, 'x', sizeof longer - 1);
+    spm_add(&s, longer, TOKEN_NORMAL, 0);
+    expect_scored_refused(&s, ERR_LIMIT, "bytes long");
+    spm_init(&s);
+    s.types[SPM_BYTE + 65] = TOKEN_CONTROL; /* one byte has no token, and there is no unknown one */
+    s.source.unknown = -1;
+    expect_scored_refused(&s, ERR_CORRUPT, "0x41");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tokenizer_splits_as_tokenizers_does),
-        cmocka_unit_test(test_tokenizer_gives_the_ids_of_llama_cpp),
-        cmocka_unit_test(test_tokenizer_pieces_give_the_text_back),
+        cmocka_unit_test(test_tokenizer_merges_by_score),
+        cmocka_unit_test(test_tokenizer_takes_huge_texts_by_score),
+        cmocka_unit_test(test_tokenizer_refuses_bad_scores),
+        {"test_tokenizer_gives_the_ids_of_llama_cpp_smollm2",
+         test_tokenizer_gives_the_ids_of_llama_cpp, NULL, NULL, (void *)(uintptr_t)&SMOLLM2},
+        {"test_tokenizer_pieces_give_the_text_back_smollm2",
+         test_tokenizer_pieces_give_the_text_back, NULL, NULL, (void *)(uintptr_t)&SMOLLM2},
+        {"test_tokenizer_gives_the_ids_of_llama_cpp_gemma3",
+         test_tokenizer_gives_the_ids_of_llama_cpp, NULL, NULL, (void *)(uintptr_t)&GEMMA3},
+        {"test_tokenizer_pieces_give_the_text_back_gemma3",
+         test_tokenizer_pieces_give_the_text_back, NULL, NULL, (void *)(uintptr_t)&GEMMA3},
+        {"test_tokenizer_gives_the_ids_of_llama_cpp_qwen2",
+         test_tokenizer_gives_the_ids_of_llama_cpp, NULL, NULL, (void *)(uintptr_t)&QWEN2},
+        {"test_tokenizer_pieces_give_the_text_back_qwen2", test_tokenizer_pieces_give_the_text_back,
+         NULL, NULL, (void *)(uintptr_t)&QWEN2},
         cmocka_unit_test(test_tokenizer_merges_by_rank),
         cmocka_unit_test(test_tokenizer_keeps_plain_runs_plain),
         cmocka_unit_test(test_tokenizer_limit_leaves_ids_as_they_were),
