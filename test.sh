@@ -194,11 +194,13 @@ if wants tests; then
     meson_tests "tests" "$normal"
 fi
 if wants sanitizers; then
-    heading "tests with AddressSanitizer and UndefinedBehaviorSanitizer (without simulator, arm64 and whole agents)"
+    heading "tests with AddressSanitizer and UndefinedBehaviorSanitizer (of the simulator 5 seeds of each world; without arm64 and whole agents)"
     if compile "gcc, sanitizers" "$work/sanitized" -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false; then
         ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
             meson_tests "sanitized" "$work/sanitized" --timeout-multiplier 3 \
             --suite base --suite proto --suite discovery --suite transport --suite planner --suite runtime --suite agent --suite fuzz
+        check "sanitized: the simulator, 5 seeds of each world" env ASAN_OPTIONS=detect_leaks=1 COVEY_SEEDS=5 \
+            UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 "$work/sanitized/tests/sim/test_sim"
     fi
 fi
 if wants clang; then
