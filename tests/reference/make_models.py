@@ -314,6 +314,19 @@ def corpus(folder):
 
     write(folder + "/model.gguf", h, t, lambda n: T.F32)
     write(folder + "/tokenizer.gguf", h, t, lambda n: T.F16, meta)
+    for arch in ("gemma3", "qwen2"):
+        t = {n: x for n, x in t.items() if n != "rope_freqs.weight"}
+        more = {f"blk.0.attn_{x}.bias": one(8) for x in "qkv"}
+        if arch == "gemma3":
+            more = {f"blk.0.{x}_norm.weight": one(8) for x in ("attn_q", "attn_k", "post_attention", "post_ffw")}
+
+        def windows(w):
+            w.add_sliding_window(4)
+            w.add_uint32("gemma3.attention.sliding_window_pattern", 2)
+            w.add_float32("gemma3.rope.freq_base_swa", 10000.0)
+            w.add_float32("gemma3.attention.scale", 0.25)
+
+        write(f"{folder}/{arch}.gguf", h, t | more, lambda n: T.F32, windows if arch == "gemma3" else None, arch)
     data = bytearray(open(folder + "/model.gguf", "rb").read())
     data[4] = 2
     open(folder + "/version2.gguf", "wb").write(data)

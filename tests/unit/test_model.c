@@ -158,6 +158,19 @@ static const struct change changes[] = {
     {"blk.1.attn_q.weight", 19 + 4 + 16, U32(26), ERR_UNSUPPORTED, "stored as I32"},
 };
 
+/* The same for a file of gemma3: windows and factors. */
+static const struct change gemma_changes[] = {
+    {"gemma3.attention.sliding_window", 31 + 4, U32(UINT32_MAX), ERR_CORRUPT, "sliding_window"},
+    {"gemma3.attention.sliding_window", 31 + 4, U32(MODEL_CONTEXT_MAX + 1), ERR_CORRUPT,
+     "sliding_window"},
+    {"gemma3.attention.sliding_window", 31, U32(6), ERR_CORRUPT, "sliding_window"}, /* a float */
+    {"gemma3.attention.scale", 22 + 4, F32(-1.0f), ERR_CORRUPT, "gemma3.attention.scale"},
+    {"gemma3.attention.scale", 22 + 4, U32(0x7fc00000), ERR_CORRUPT, "gemma3.attention.scale"},
+    {"gemma3.attention.scale", 22 + 4, U32(0x7f800000), ERR_CORRUPT, "gemma3.attention.scale"},
+    {"blk.2.post_ffw_norm.weight", 4, "9", 1, ERR_CORRUPT, "blk.2.post_ffw_norm.weight is missing"},
+    {"blk.0.attn_q_norm.weight", 24 + 4, U32(8), ERR_CORRUPT, "attn_q_norm.weight has the shape"},
+};
+
 /* Where the bytes of `from` are; the length is that of the string but for a leading binary one. */
 static size_t find(const uint8_t *bytes, size_t n, const char *from)
 {
@@ -171,15 +184,14 @@ static size_t find(const uint8_t *bytes, size_t n, const char *from)
     return 0;
 }
 
-static void test_model_says_what_is_wrong(void **state)
+static void check_changes(const char *file, const struct change *list, size_t n_list)
 {
-    (void)state;
     size_t n;
-    uint8_t *bytes = read_file("tiny_llama_f32.gguf", &n);
+    uint8_t *bytes = read_file(file, &n);
     uint8_t *copy = malloc(n);
     assert_non_null(copy);
-    for (size_t i = 0; i < ARRAY_LEN(changes); i++) {
-        const struct change *c = &changes[i];
+    for (size_t i = 0; i < n_list; i++) {
+        const struct change *c = &list[i];
         memcpy(copy, bytes, n);
         memcpy(copy + find(bytes, n, c->from) + c->skip, c->to, c->n_to);
         struct gguf *g;
@@ -188,9 +200,48 @@ static void test_model_says_what_is_wrong(void **state)
         assert_int_equal(gguf_open_memory(copy, n, "file", &g, &text), ERR_OK);
         enum err e = model_open_gguf(g, &m, &text);
         if (e != c->err || !strstr(text.text, c->says) || strncmp(text.text, "file: ", 6) != 0)
-            fail_msg("case %zu (%s): %d \"%s\"", i, c->says, (int)e, text.text);
+            fail_msg("%s, case %zu (%s): %d \"%s\"", file, i, c->says, (int)e, text.text);
     }
     free(copy);
+    free(bytes);
+}
+
+static void test_model_says_what_is_wrong(void **state)
+{
+    (void)state;
+    check_changes("tiny_llama_f32.gguf", changes, ARRAY_LEN(changes));
+    check_changes("tiny_gemma3_f32.gguf", gemma_changes, ARRAY_LEN(gemma_changes));
+}
+
+static void test_model_knows_windows(void **state)
+{
+    (void)state;
+    char path[4096];
+    struct model *m;
+    struct err_text text;
+    reference_path("tiny_gemma3_f32.gguf", path);
+    assert_int_equal(model_open(path, &m, &text), ERR_OK);
+    /* From the config.json that the file was made of. */
+    const struct model_info *info = model_info(m);
+    assert_int_equal(info->window, 8);
+    assert_int_equal(info->window_period, 6);
+    assert_int_equal(info->kv_bytes_per_position, 16 * 2 * 2);
+    assert_int_equal(info->layer_macs, 64u * 64 * 2 + 64u * 16 * 2 + 64u * 96 * 3);
+    model_unref(m);
+    reference_path("tiny_qwen2_f32.gguf", path);
+    assert_int_equal(model_open(path, &m, &text), ERR_OK);
+    assert_int_equal(model_info(m)->window, 0);
+    assert_int_equal(model_info(m)->kv_bytes_per_position, 32 * 2 * 2);
+    model_unref(m);
+    /* A window of 0 is none: the last layer's kind for all, and the file is still good. */
+    size_t n;
+    uint8_t *bytes = read_file("tiny_gemma3_f32.gguf", &n);
+    memcpy(bytes + find(bytes, n, "gemma3.attention.sliding_window") + 31 + 4, U32(0));
+    struct gguf *g;
+    assert_int_equal(gguf_open_memory(bytes, n, "file", &g, &text), ERR_OK);
+    assert_int_equal(model_open_gguf(g, &m, &text), ERR_OK);
+    assert_int_equal(model_info(m)->window, 0);
+    model_unref(m);
     free(bytes);
 }
 
@@ -199,6 +250,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_model_describes_the_file),
         cmocka_unit_test(test_model_ranges_hold_what_layers_need),
+        cmocka_unit_test(test_model_knows_windows),
         cmocka_unit_test(test_model_says_what_is_wrong),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
