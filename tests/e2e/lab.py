@@ -34,12 +34,16 @@ def binary():
 
 def smollm2():
     """The path of SmolLM2, or None where it is not there. Under CI it has to be there."""
+    return real_model("smollm2-135m.gguf")
+
+
+def real_model(file):
     folder = os.environ.get("COVEY_MODELS", "")
-    path = os.path.join(folder, "smollm2-135m.gguf")
+    path = os.path.join(folder, file)
     if folder and os.path.exists(path):
         return path
     if os.environ.get("CI") == "true":
-        raise RuntimeError("COVEY_MODELS must name the folder of smollm2-135m.gguf under CI")
+        raise RuntimeError(f"COVEY_MODELS must name the folder of {file} under CI")
     return None
 
 
