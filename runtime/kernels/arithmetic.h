@@ -1,6 +1,6 @@
 /* The arithmetic of the native engine, in words. This is the one place that defines it.
  *
- * Every variant (C, AVX2, NEON, NEON with dot product) computes exactly these operations for each
+ * Every variant (C, AVX2, NEON, NEON with dot product, ...) computes exactly these operations for each
  * output, so the bits do not depend on the CPU, the rows beside, tiles, threads or chunks. Promised
  * for finite values. All single operations are IEEE 754 binary32, rounded to nearest even, with
  * subnormals kept (no FTZ/DAZ); fmaf() has one rounding; nothing is contracted or reassociated.

@@ -5,5 +5,6 @@
 #include "runtime/kernels/table.h"
 
 bool cpu_has_dotprod(void);
+bool cpu_has_i8mm(void);
 
 #endif

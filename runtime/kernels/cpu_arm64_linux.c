@@ -7,3 +7,8 @@ bool cpu_has_dotprod(void)
 {
     return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
 }
+
+bool cpu_has_i8mm(void)
+{
+    return getauxval(AT_HWCAP2) & HWCAP2_I8MM;
+}

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 static const char *const variant_names[KERNELS_VARIANTS] = {
-    "best", "c", "avx2", "avx_vnni", "avx512", "amx", "neon", "neon_dotprod"};
+    "best", "c", "avx2", "avx_vnni", "avx512", "amx", "neon", "neon_dotprod", "neon_i8mm"};
 
 const char *kernels_variant_name(enum kernels_variant variant)
 {

@@ -69,6 +69,7 @@ enum kernels_variant {
     KERNELS_AMX,    /* with 8-bit integers, beside AVX-512 */
     KERNELS_NEON,
     KERNELS_NEON_DOTPROD,
+    KERNELS_NEON_I8MM, /* matrix products of 8-bit integers, beside dot product */
     KERNELS_VARIANTS
 };
 

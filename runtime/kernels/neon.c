@@ -14,3 +14,9 @@ void kernel_ops_neon_dotprod(struct kernel_ops *ops)
     kernel_ops_neon(ops);
     neon_products_dotprod(ops);
 }
+
+void kernel_ops_neon_i8mm(struct kernel_ops *ops)
+{
+    kernel_ops_neon(ops);
+    neon_products_i8mm(ops);
+}

@@ -1,6 +1,7 @@
 /* The NEON variants, in parts. Internal to the kernels. The products of quantised weights are
- * compiled twice, with and without the dot-product instructions; the rest once. Lanes hold
- * different outputs (or positions, or elements); only exact integer sums go across lanes. */
+ * compiled three times: plain, with the dot-product and with the i8mm instructions; the rest once.
+ * Lanes hold different outputs (or positions, or elements); only exact integer sums go across
+ * lanes. */
 #ifndef COVEY_RUNTIME_KERNELS_NEON_H
 #define COVEY_RUNTIME_KERNELS_NEON_H
 
@@ -15,6 +16,7 @@
 
 void neon_products(struct kernel_ops *ops);
 void neon_products_dotprod(struct kernel_ops *ops);
+void neon_products_i8mm(struct kernel_ops *ops);
 void neon_dense(struct kernel_ops *ops);
 void neon_rows(struct kernel_ops *ops);
 void neon_attention(struct kernel_ops *ops);

@@ -1,5 +1,6 @@
-/* Quantised weights times 8-bit activations, NEON; compiled twice, the second time with the
- * dot-product instructions. Integer sums are exact, so however they are formed the bits agree. */
+/* Quantised weights times 8-bit activations, NEON; compiled three times: plain, with the
+ * dot-product instructions, and with these and i8mm (products of 2 x 8 by 8 x 2 matrices, for
+ * tiles). Integer sums are exact, so however they are formed the bits agree. */
 #include "runtime/kernels/neon_open.h"
 
 /* a += the products of 16 bytes; where their sums lie in a does not matter, only the total. */
@@ -138,6 +139,26 @@ NEON_INLINE void few_any(const enum tensor_type t, const enum panel_kind kind, c
 
 /* ---- packing */
 
+/* 16 columns of four outputs, as tile_half wants them: four vectors of 4 outputs x 4 columns; with
+ * i8mm of 2 outputs x 8 columns: columns 0 to 7 of outputs 0, 1 and of 2, 3, then 8 to 15. */
+NEON_INLINE void store_columns(const int8x16_t w[4], uint8_t *panel)
+{
+#ifdef __ARM_FEATURE_MATMUL_INT8
+    for (int i = 0; i < 4; i += 2) {
+        int64x2_t a = vreinterpretq_s64_s8(w[i]), b = vreinterpretq_s64_s8(w[i + 1]);
+        vst1q_u8(panel + 16 * i, vreinterpretq_u8_s64(vtrn1q_s64(a, b)));
+        vst1q_u8(panel + 16 * i + 64, vreinterpretq_u8_s64(vtrn2q_s64(a, b)));
+    }
+#else
+    float32x4_t a[4], v[4];
+    for (int i = 0; i < 4; i++)
+        a[i] = vreinterpretq_f32_s8(w[i]);
+    neon_transpose(a, v);
+    for (int i = 0; i < 4; i++)
+        vst1q_u8(panel + 32 * i, vreinterpretq_u8_f32(v[i]));
+#endif
+}
+
 NEON_INLINE void pack_any(const enum tensor_type t, const enum panel_kind kind,
                           const uint32_t bytes, const uint8_t *w, size_t stride, uint32_t n_blocks,
                           uint8_t *panel)
@@ -148,18 +169,14 @@ NEON_INLINE void pack_any(const enum tensor_type t, const enum panel_kind kind,
         neon_scales(t, w, stride, scales);
         for (int j = 0; j < (int)neon_parts(t); j++, panel += panel_block_bytes(kind)) {
             for (uint32_t half = 0; half < 2; half++) {
-                float32x4_t low[4], high[4], v[4];
+                int8x16_t low[4], high[4];
                 for (uint32_t o = 0; o < 4; o++) {
                     struct row32 r = neon_open(t, w + (4 * half + o) * stride, j);
-                    low[o] = vreinterpretq_f32_s8(r.low);
-                    high[o] = vreinterpretq_f32_s8(r.high);
+                    low[o] = r.low;
+                    high[o] = r.high;
                 }
-                neon_transpose(low, v);
-                for (int k = 0; k < 4; k++)
-                    vst1q_u8(panel + 32 * k + 16 * half, vreinterpretq_u8_f32(v[k]));
-                neon_transpose(high, v);
-                for (int k = 0; k < 4; k++)
-                    vst1q_u8(panel + 128 + 32 * k + 16 * half, vreinterpretq_u8_f32(v[k]));
+                store_columns(low, panel + 16 * half);
+                store_columns(high, panel + 128 + 16 * half);
             }
             memcpy(panel + 256, scales[j].dw, 32);
             memcpy(panel + 288, scales[j].mw, 32);
@@ -179,10 +196,39 @@ NEON_INLINE void pack_any(const enum tensor_type t, const enum panel_kind kind,
 
 /* ---- panels */
 
-/* Adds columns 16 h to 16 h + 15 of four outputs (w: j-major, 32 bytes apart) for R rows. */
+/* Between tile_halves a sum is a row's four outputs; with i8mm, sums r and r + 1 are rows r and
+ * r + 1 of outputs 0, 1 and of outputs 2, 3. This changes the one into the other, both ways. */
+NEON_INLINE void tile_turn(const uint32_t R, int32x4_t *sum)
+{
+#ifdef __ARM_FEATURE_MATMUL_INT8
+#pragma GCC unroll 2
+    for (uint32_t r = 0; r < R; r += 2) {
+        int64x2_t a = vreinterpretq_s64_s32(sum[r]), b = vreinterpretq_s64_s32(sum[r + 1]);
+        sum[r] = vreinterpretq_s32_s64(vtrn1q_s64(a, b));
+        sum[r + 1] = vreinterpretq_s32_s64(vtrn2q_s64(a, b));
+    }
+#else
+    (void)R, (void)sum;
+#endif
+}
+
+/* Adds columns 16 h to 16 h + 15 of four outputs (w: as packed, 32 bytes apart) for R rows. */
 NEON_INLINE void tile_half(const uint32_t R, const int8_t *w, const uint8_t *q, int32x4_t *sum)
 {
-#ifdef __ARM_FEATURE_DOTPROD
+#if defined __ARM_FEATURE_MATMUL_INT8
+    int8x16_t w0 = vld1q_s8(w), w1 = vld1q_s8(w + 64); /* outputs 0, 1 */
+    int8x16_t v0 = vld1q_s8(w + 32), v1 = vld1q_s8(w + 96);
+#pragma GCC unroll 2
+    for (uint32_t r = 0; r < R; r += 2) {
+        const int8_t *p = (const int8_t *)q + 32 * r;
+        int64x2_t a = vreinterpretq_s64_s8(vld1q_s8(p)); /* of one row alone: twice */
+        int64x2_t b = R == 1 ? a : vreinterpretq_s64_s8(vld1q_s8(p + 32));
+        int8x16_t x0 = vreinterpretq_s8_s64(vtrn1q_s64(a, b));
+        int8x16_t x1 = vreinterpretq_s8_s64(vtrn2q_s64(a, b));
+        sum[r] = vmmlaq_s32(vmmlaq_s32(sum[r], x0, w0), x1, w1);
+        sum[r + 1] = vmmlaq_s32(vmmlaq_s32(sum[r + 1], x0, v0), x1, v1);
+    }
+#elif defined __ARM_FEATURE_DOTPROD
     int8x16_t w0 = vld1q_s8(w), w1 = vld1q_s8(w + 32);
     int8x16_t w2 = vld1q_s8(w + 64), w3 = vld1q_s8(w + 96);
 #pragma GCC unroll 4
@@ -217,30 +263,39 @@ NEON_INLINE int32x4_t every_second(const uint8_t *p)
     return vmovl_s16(vget_low_s16(vuzp1q_s16(v, v)));
 }
 
-/* Integer sums of four outputs of one block, R rows from `row` on. */
+/* Sums begin with what centres them. */
+NEON_INLINE void tile_begin(const enum panel_kind kind, const uint32_t R, const uint8_t *tile,
+                            uint32_t layout, uint32_t row, int h, int32x4_t *sum)
+{
+#pragma GCC unroll 4
+    for (uint32_t r = 0; r < R; r++) {
+        struct row_at x = row_at(tile, layout, row + r);
+        sum[r] = vdupq_n_s32(correction(kind, &x, layout, h));
+    }
+    if (R == 1)
+        sum[1] = sum[0];
+    tile_turn(R, sum);
+}
+
+/* Integer sums of four outputs of one block, R rows from `row` on: 1, 2 or 4. */
 NEON_INLINE void tile_sums(const enum panel_kind kind, const uint32_t R, const uint8_t *panel,
                            uint32_t half, const uint8_t *tile, uint32_t layout, uint32_t row,
                            int32x4_t *sum)
 {
     const int8_t *w = (const int8_t *)panel + 16 * half;
     const uint8_t *q = tile + 32 * row;
-#pragma GCC unroll 4
-    for (uint32_t r = 0; r < R; r++) {
-        struct row_at x = row_at(tile, layout, row + r);
-        sum[r] = vdupq_n_s32(correction(kind, &x, layout, 0));
-    }
+    tile_begin(kind, R, tile, layout, row, 0, sum);
     tile_half(R, w, q, sum);
     if (!two_scales(kind)) {
         tile_half(R, w + 128, q + 16, sum);
+        tile_turn(R, sum);
         return;
     }
     int32x4_t second[4];
-#pragma GCC unroll 4
-    for (uint32_t r = 0; r < R; r++) {
-        struct row_at x = row_at(tile, layout, row + r);
-        second[r] = vdupq_n_s32(correction(kind, &x, layout, 1));
-    }
+    tile_begin(kind, R, tile, layout, row, 1, second);
     tile_half(R, w + 128, q + 16, second);
+    tile_turn(R, sum);
+    tile_turn(R, second);
     int32x4_t sc0 = every_second(panel + 320 + 16 * half);
     int32x4_t sc1 = every_second(panel + 352 + 16 * half);
     for (uint32_t r = 0; r < R; r++)
@@ -333,7 +388,9 @@ TILE(I8)
 TILE(S6)
 TILE(S2M)
 
-#ifdef __ARM_FEATURE_DOTPROD
+#if defined __ARM_FEATURE_MATMUL_INT8
+void neon_products_i8mm(struct kernel_ops *ops)
+#elif defined __ARM_FEATURE_DOTPROD
 void neon_products_dotprod(struct kernel_ops *ops)
 #else
 void neon_products(struct kernel_ops *ops)

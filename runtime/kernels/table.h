@@ -152,6 +152,7 @@ void kernel_ops_avx512(struct kernel_ops *ops);
 void kernel_ops_amx(struct kernel_ops *ops); /* over the AVX-512 table */ /* over the AVX2 table */
 void kernel_ops_neon(struct kernel_ops *ops);
 void kernel_ops_neon_dotprod(struct kernel_ops *ops);
+void kernel_ops_neon_i8mm(struct kernel_ops *ops);
 
 /* Fills the table for a variant; `*variant` BEST becomes the one chosen. False when this CPU or
  * build lacks it. One file per CPU family: cpu_x86.c, cpu_arm64.c, cpu_other.c. */

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds the kernels and their tests for arm64 with the cross compiler, runs them under qemu with and
-# without the dot-product instructions, and compares the digest with this machine's.
+# Builds the kernels and their tests for arm64 with the cross compiler, runs them under qemu on CPUs
+# without the dot-product instructions, with them, and with i8mm too, and compares the digest with this machine's.
 # run.sh SOURCE_DIR WORK_DIR NATIVE_TEST -- kernel sources...
 set -eu
 source=$1 work=$2 native=$(realpath "$3")
@@ -26,19 +26,27 @@ for file in "$@" "$source/base/rng.c" "$source/base/clock_linux.c" "$source/base
     case $file in */neon_products.c) neon_products=$file ;; esac
 done
 $cc $flags -march=armv8.2-a+dotprod -c "$neon_products" -o dotprod.o
+$cc $flags -march=armv8.2-a+dotprod+i8mm -c "$neon_products" -o i8mm.o
 digest=$("$native" | sed -n 's/^# digest //p')
 [ -n "$digest" ]
 for test in kernels kernels_variants; do
     # shellcheck disable=SC2086
-    $cc $flags -static "$source/tests/unit/test_$test.c" $objects dotprod.o -lm -lpthread -o $test
-    for cpu in cortex-a57 max; do
+    $cc $flags -static "$source/tests/unit/test_$test.c" $objects dotprod.o i8mm.o -lm -lpthread -o $test
+    for cpu in cortex-a57 neoverse-n1 max; do
         echo "== $test on $cpu"
         $qemu -cpu $cpu ./$test | tee out.txt
         [ $test = kernels_variants ] || continue
         case $cpu in
-        max) grep -q '^# variants:.* neon_dotprod/' out.txt ;;
-        *) grep -q '^# variants:.* neon/' out.txt && ! grep -q neon_dotprod/ out.txt ;;
+        max) have='neon neon_dotprod neon_i8mm' lack=none ;;
+        neoverse-n1) have='neon neon_dotprod' lack=neon_i8mm ;;
+        *) have=neon lack='neon_dotprod neon_i8mm' ;;
         esac
+        for variant in $have; do
+            grep -q "^# variants:.* $variant/" out.txt || { echo "$variant did not run"; exit 1; }
+        done
+        for variant in $lack; do
+            ! grep -q "^# variants:.* $variant/" out.txt || { echo "$variant ran without its instructions"; exit 1; }
+        done
         grep -qx "# digest $digest" out.txt || {
             echo "the digest differs from this machine's: $digest"
             exit 1

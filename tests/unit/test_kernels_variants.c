@@ -35,7 +35,7 @@ static int setup(void **state)
     for (unsigned v = KERNELS_BEST; v < KERNELS_VARIANTS; v++)
         for (uint32_t t = 0; t < 3; t++) {
             if (t == 2 && v != KERNELS_BEST && v != KERNELS_AVX2 && v != KERNELS_AVX512 &&
-                v != KERNELS_AMX && v != KERNELS_NEON_DOTPROD)
+                v != KERNELS_AMX && v != KERNELS_NEON_DOTPROD && v != KERNELS_NEON_I8MM)
                 continue;
             enum err e = kernels_new(f.pools[t], (enum kernels_variant)v, &f.candidates[f.n]);
             if (e == ERR_OK)
