@@ -1,12 +1,14 @@
 /* Quantised weights times 8-bit activations, NEON; compiled three times: plain, with the
  * dot-product instructions, and with these and i8mm (products of 2 x 8 by 8 x 2 matrices, for
- * tiles). Integer sums are exact, so however they are formed the bits agree. */
+ * tiles). The build says which (NEON_DOTPROD, NEON_I8MM beside it), not the compiler, whose own
+ * choice of a CPU may have more than the plain one. Integer sums are exact, so however they are
+ * formed the bits agree. */
 #include "runtime/kernels/neon_open.h"
 
 /* a += the products of 16 bytes; where their sums lie in a does not matter, only the total. */
 NEON_INLINE int32x4_t dot(int32x4_t a, int8x16_t w, int8x16_t x)
 {
-#ifdef __ARM_FEATURE_DOTPROD
+#ifdef NEON_DOTPROD
     return vdotq_s32(a, w, x);
 #else
     /* two products fit 16 bits: 2 * 128 * 127 */
@@ -143,7 +145,7 @@ NEON_INLINE void few_any(const enum tensor_type t, const enum panel_kind kind, c
  * i8mm of 2 outputs x 8 columns: columns 0 to 7 of outputs 0, 1 and of 2, 3, then 8 to 15. */
 NEON_INLINE void store_columns(const int8x16_t w[4], uint8_t *panel)
 {
-#ifdef __ARM_FEATURE_MATMUL_INT8
+#ifdef NEON_I8MM
     for (int i = 0; i < 4; i += 2) {
         int64x2_t a = vreinterpretq_s64_s8(w[i]), b = vreinterpretq_s64_s8(w[i + 1]);
         vst1q_u8(panel + 16 * i, vreinterpretq_u8_s64(vtrn1q_s64(a, b)));
@@ -200,7 +202,7 @@ NEON_INLINE void pack_any(const enum tensor_type t, const enum panel_kind kind,
  * r + 1 of outputs 0, 1 and of outputs 2, 3. This changes the one into the other, both ways. */
 NEON_INLINE void tile_turn(const uint32_t R, int32x4_t *sum)
 {
-#ifdef __ARM_FEATURE_MATMUL_INT8
+#ifdef NEON_I8MM
 #pragma GCC unroll 2
     for (uint32_t r = 0; r < R; r += 2) {
         int64x2_t a = vreinterpretq_s64_s32(sum[r]), b = vreinterpretq_s64_s32(sum[r + 1]);
@@ -215,7 +217,7 @@ NEON_INLINE void tile_turn(const uint32_t R, int32x4_t *sum)
 /* Adds columns 16 h to 16 h + 15 of four outputs (w: as packed, 32 bytes apart) for R rows. */
 NEON_INLINE void tile_half(const uint32_t R, const int8_t *w, const uint8_t *q, int32x4_t *sum)
 {
-#if defined __ARM_FEATURE_MATMUL_INT8
+#if defined NEON_I8MM
     int8x16_t w0 = vld1q_s8(w), w1 = vld1q_s8(w + 64); /* outputs 0, 1 */
     int8x16_t v0 = vld1q_s8(w + 32), v1 = vld1q_s8(w + 96);
 #pragma GCC unroll 2
@@ -228,7 +230,7 @@ NEON_INLINE void tile_half(const uint32_t R, const int8_t *w, const uint8_t *q, 
         sum[r] = vmmlaq_s32(vmmlaq_s32(sum[r], x0, w0), x1, w1);
         sum[r + 1] = vmmlaq_s32(vmmlaq_s32(sum[r + 1], x0, v0), x1, v1);
     }
-#elif defined __ARM_FEATURE_DOTPROD
+#elif defined NEON_DOTPROD
     int8x16_t w0 = vld1q_s8(w), w1 = vld1q_s8(w + 32);
     int8x16_t w2 = vld1q_s8(w + 64), w3 = vld1q_s8(w + 96);
 #pragma GCC unroll 4
@@ -388,9 +390,9 @@ TILE(I8)
 TILE(S6)
 TILE(S2M)
 
-#if defined __ARM_FEATURE_MATMUL_INT8
+#if defined NEON_I8MM
 void neon_products_i8mm(struct kernel_ops *ops)
-#elif defined __ARM_FEATURE_DOTPROD
+#elif defined NEON_DOTPROD
 void neon_products_dotprod(struct kernel_ops *ops)
 #else
 void neon_products(struct kernel_ops *ops)

@@ -25,8 +25,8 @@ for file in "$@" "$source/base/rng.c" "$source/base/clock_linux.c" "$source/base
     objects="$objects $object"
     case $file in */neon_products.c) neon_products=$file ;; esac
 done
-$cc $flags -march=armv8.2-a+dotprod -c "$neon_products" -o dotprod.o
-$cc $flags -march=armv8.2-a+dotprod+i8mm -c "$neon_products" -o i8mm.o
+$cc $flags -march=armv8.2-a+dotprod -DNEON_DOTPROD -c "$neon_products" -o dotprod.o
+$cc $flags -march=armv8.2-a+dotprod+i8mm -DNEON_DOTPROD -DNEON_I8MM -c "$neon_products" -o i8mm.o
 digest=$("$native" | sed -n 's/^# digest //p')
 [ -n "$digest" ]
 for test in kernels kernels_variants; do
