@@ -1,9 +1,10 @@
 /* The arithmetic of the native engine, in words. This is the one place that defines it.
  *
- * Every variant (C, AVX2, NEON, NEON with dot product, ...) computes exactly these operations for each
- * output, so the bits do not depend on the CPU, the rows beside, tiles, threads or chunks. Promised
- * for finite values. All single operations are IEEE 754 binary32, rounded to nearest even, with
- * subnormals kept (no FTZ/DAZ); fmaf() has one rounding; nothing is contracted or reassociated.
+ * Every variant (C, AVX2, NEON, NEON with dot product, ...) computes exactly these operations for
+ * each output, so the bits do not depend on the CPU, the rows beside, tiles, threads or chunks.
+ * Promised for finite values. All single operations are IEEE 754 binary32, rounded to nearest even,
+ * with subnormals kept (no FTZ/DAZ); fmaf() has one rounding; nothing is contracted or
+ * reassociated.
  *
  *  1. Product y[m][n] of a row of activations x[m] and a row of weights w[n]: ONE chain of fused
  *     multiply-adds over increasing k, starting at +0. With slices of S elements the chain restarts
