@@ -18,7 +18,7 @@ static void pack_runs(const struct node_model *m, uint32_t n_runs, uint32_t *ret
     if (m->present_bytes == m->n_bytes)
         return; /* says it all */
     n_runs = MIN_OF(n_runs, MIN_OF(m->n_runs, (uint32_t)SPARE_RUNS_MAX));
-    for (uint32_t i = 0; i < n_runs; i++) {
+    for (size_t i = 0; i < n_runs; i++) {
         ret[2 * i] = m->runs[i].first;
         ret[2 * i + 1] = m->runs[i].n;
     }

@@ -307,6 +307,7 @@ static enum err admit(struct pipeline *p, struct run *run, struct ring_entry *e,
                       const struct place *place)
 {
     struct slot *slot = place->slot;
+    assert(slot);
     uint32_t stays = place->share == slot ? place->n_common : 0;
     bool shares = place->share && place->share != slot;
     if (slot->n > stays)

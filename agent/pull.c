@@ -326,19 +326,21 @@ static enum err append_file(const char *from, const char *to)
 {
     _cleanup_(closep) int in = open(from, O_RDONLY | O_CLOEXEC);
     _cleanup_(closep) int out = open(to, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-    _cleanup_(freep) char *chunk = malloc(HASH_CHUNK);
     if (in < 0 || out < 0)
         return ERR_IO;
+    char *chunk = malloc(HASH_CHUNK);
     if (!chunk)
         return ERR_NO_MEMORY;
-    for (ssize_t n; (n = read(in, chunk, HASH_CHUNK)) != 0;) {
+    enum err e = ERR_OK;
+    for (ssize_t n; e == ERR_OK && (n = read(in, chunk, HASH_CHUNK)) != 0;) {
         if (n < 0)
-            return ERR_IO;
-        for (ssize_t at = 0, done; at < n; at += done)
+            e = ERR_IO;
+        for (ssize_t at = 0, done; e == ERR_OK && at < n; at += done)
             if ((done = write(out, chunk + at, (size_t)(n - at))) <= 0)
-                return ERR_IO;
+                e = ERR_IO;
     }
-    return ERR_OK;
+    free(chunk);
+    return e;
 }
 
 /* Downloads one package (part 0: the only one) and appends what it carries to the file. */

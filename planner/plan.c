@@ -75,9 +75,9 @@ const char *precision_kv_name(uint32_t precision)
 
 enum err precision_parse(const char *name, uint8_t *ret)
 {
-    for (uint8_t i = 0; i < PRECISION_N; i++) {
+    for (unsigned i = 0; i < PRECISION_N; i++) {
         if (strcmp(name, precision_names[i][0]) == 0) {
-            *ret = i;
+            *ret = (uint8_t)i;
             return ERR_OK;
         }
     }

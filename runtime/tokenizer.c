@@ -203,7 +203,9 @@ static enum err encode_spm(struct encoder *x, const char *p, size_t n)
         if (!written)
             return ERR_NO_MEMORY;
         for (size_t i = 0; i < part + prefix; i++) {
-            char c = i < prefix ? ' ' : p[i - prefix];
+            char c = ' ';
+            if (i >= prefix)
+                c = p[i - prefix];
             if (c == ' ') {
                 memcpy(written + n_written, SPM_BLANK, SPM_BLANK_BYTES);
                 n_written += SPM_BLANK_BYTES;

@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <assert.h>
 #include <string.h>
 #include <utf8proc.h>
 
@@ -342,6 +343,7 @@ static enum err check_ids(struct tokenizer *t, const struct tokenizer_source *so
     t->bos = (int32_t)source->bos;
     t->eos = (int32_t)source->eos;
     t->unknown = (int32_t)source->unknown;
+    assert(t->ranks || t->splitter.rule); /* SentencePiece, or pieces of text */
     bool usual = t->ranks || t->splitter.rule->add_bos;
     t->adds_bos = source->add_bos < 0 ? usual : source->add_bos != 0;
     if (t->adds_bos && t->bos < 0) {

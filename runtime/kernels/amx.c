@@ -19,10 +19,8 @@ AVX2_INLINE void pack_half(const enum tensor_type t, const uint8_t *w, size_t st
     const enum panel_kind kind = avx2_kind(t);
     const uint32_t bytes = avx2_block_bytes(t), n_inner = avx2_n_inner(t);
     const uint32_t n_outer = avx2_n_outer(t), n = n_blocks / (n_inner * n_outer);
-    const __m256i centre = _mm256_set1_epi8(kind == PANEL_U4C   ? 8
-                                            : kind == PANEL_U5C ? 16
-                                            : kind == PANEL_S6  ? 32
-                                                                : 0);
+    const int c = kind == PANEL_U4C ? 8 : kind == PANEL_U5C ? 16 : kind == PANEL_S6 ? 32 : 0;
+    const __m256i centre = _mm256_set1_epi8((char)c);
     struct super8 super;
     for (uint32_t i = 0; i < n; i++, w += bytes) {
         avx2_open_super(t, w, stride, &super);
@@ -208,9 +206,9 @@ AVX2_INLINE void tile_rows(const enum panel_kind kind, const uint32_t R, const u
 
 /* The rows of a tile that is not full: in parts of 8, 4, 2 and 1. */
 #define PART(K, R)                                                                                 \
-    if (n_rows & R) {                                                                              \
+    if (n_rows & (R)) {                                                                            \
         tile_rows(PANEL_##K, R, panel, n_blocks, tile, n_rows, row, y + row * ldy, ldy, resume);   \
-        row += R;                                                                                  \
+        row += (R);                                                                                \
     }
 #define TILE(K)                                                                                    \
     static void tile_##K(const uint8_t *panel, uint32_t n_blocks, const uint8_t *tile,             \
