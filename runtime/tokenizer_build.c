@@ -4,9 +4,9 @@
 
 #include "base/util.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
-#include <assert.h>
 #include <string.h>
 #include <utf8proc.h>
 
