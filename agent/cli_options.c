@@ -43,9 +43,7 @@ static const struct cli_verb verbs[] = {
     {"nodes", "", 0, "who is here: members and other nodes that were found"},
     {"invite", "", 0, "print a token that lets one other machine join"},
     {"join", "TOKEN", 1, "join the cluster that printed the token"},
-    {"pull", "MODEL|FILE", 1,
-     "get a model by name (smollm2, gemma3-270m, qwen2.5-coder-0.5b), or use a GGUF file where it "
-     "lies"},
+    {"pull", "MODEL|FILE", 1, "get smollm2, gemma3-270m or qwen2.5-coder-0.5b, or use a GGUF file"},
     {"ls", "", 0, "models that any member holds"},
     {"plan", "MODEL", 1, "who would run what, and what is predicted (--explain: and why)"},
     {"run", "MODEL \"PROMPT\"", 2, "ask and print the answer as it comes"},
