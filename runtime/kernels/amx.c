@@ -1,77 +1,9 @@
 /* Many rows of activations times quantised weights, AMX: one tile instruction gives the integer
  * sums of 16 rows by 16 outputs over a block of 32 columns, exactly; the chains over blocks stay as
- * they are in every variant. Everything else comes from the AVX-512 table.
- *
- * Panel, one block: as avx512_panels.c, but the weights are signed and their centre is taken off
- * already, which is the layout that the instruction wants for its second operand: [8 j][16
- * outputs][4]. The first operand is the quantised tile itself, [rows][32]. */
-#include "runtime/kernels/avx2_open.h"
-#include "runtime/kernels/avx512.h"
-
-enum { AT_DW = 512, AT_MW = 576, AT_SCALES = 640, AT_MINIMA = 768, OUTS = 16 };
-
-/* ---- packing */
-
-/* Eight of the panel's outputs. */
-AVX2_INLINE void pack_half(const enum tensor_type t, const uint8_t *w, size_t stride,
-                           uint32_t n_blocks, uint8_t *panel)
-{
-    const enum panel_kind kind = avx2_kind(t);
-    const uint32_t bytes = avx2_block_bytes(t), n_inner = avx2_n_inner(t);
-    const uint32_t n_outer = avx2_n_outer(t), n = n_blocks / (n_inner * n_outer);
-    const int c = kind == PANEL_U4C ? 8 : kind == PANEL_U5C ? 16 : kind == PANEL_S6 ? 32 : 0;
-    const __m256i centre = _mm256_set1_epi8((char)c);
-    struct super8 super;
-    for (uint32_t i = 0; i < n; i++, w += bytes) {
-        avx2_open_super(t, w, stride, &super);
-        for (uint32_t outer = 0; outer < n_outer; outer++) {
-            avx2_open_outer(t, w, stride, outer, &super);
-#pragma GCC unroll 4
-            for (uint32_t inner = 0; inner < n_inner;
-                 inner++, panel += 2 * panel_block_bytes(kind)) {
-                struct block8 b = {.mw = _mm256_setzero_ps()};
-                avx2_open_block(t, w, stride, outer, inner, &super, &b);
-                for (int j = 0; j < 8; j++)
-                    _mm256_store_si256((__m256i *)(void *)(panel + 64 * j),
-                                       _mm256_sub_epi8(b.v[j], centre));
-                _mm256_store_ps((float *)(void *)(panel + AT_DW), b.dw);
-                _mm256_store_ps((float *)(void *)(panel + AT_MW), b.mw);
-                for (int h = 0; h < 2 && (kind == PANEL_S6 || kind == PANEL_S2M); h++) {
-                    __m256i sc = _mm256_srai_epi32(b.sc[h], 16);
-                    _mm256_store_ps((float *)(void *)(panel + AT_SCALES + 64 * h),
-                                    _mm256_cvtepi32_ps(sc));
-                    if (kind == PANEL_S2M)
-                        _mm256_store_si256((__m256i *)(void *)(panel + AT_MINIMA + 64 * h),
-                                           b.mn[h]);
-                }
-            }
-        }
-    }
-}
-
-#define PACK(T)                                                                                    \
-    static void pack_##T(const uint8_t *w, size_t stride, uint32_t n_blocks, uint8_t *panel)       \
-    {                                                                                              \
-        pack_half(TENSOR_##T, w, stride, n_blocks, panel);                                         \
-        pack_half(TENSOR_##T, w + 8 * stride, stride, n_blocks, panel + 32);                       \
-    }
-/* A list of macros, which clang-format takes for one statement. */
-/* clang-format off */
-PACK(Q4_0)
-PACK(Q4_1)
-PACK(Q5_0)
-PACK(Q5_1)
-PACK(Q8_0)
-PACK(Q4_K)
-PACK(Q5_K)
-PACK(Q6_K)
-PACK(Q2_K)
-PACK(Q3_K)
-PACK(IQ4_NL)
-PACK(MXFP4)
-/* clang-format on */
-
-/* ---- tiles */
+ * they are in every variant. Everything else comes from the AVX-512 table. The second operand is a
+ * panel's weights as they lie, the first the quantised tile itself, [rows][32]. */
+#define PANEL_SIGNED 1
+#include "runtime/kernels/avx512_panel.h"
 
 /* What the instruction that configures tiles reads. */
 struct tile_config {
@@ -114,29 +46,9 @@ AVX2_INLINE void multiply(const bool halves, const uint8_t *q, const uint8_t *pa
     }
 }
 
-AVX2_INLINE __m512 floats_at(const uint8_t *p)
-{
-    return _mm512_load_ps((const float *)(const void *)p);
-}
-
 AVX2_INLINE __m512 sum_at(const int32_t *p)
 {
     return _mm512_cvtepi32_ps(_mm512_load_si512(p));
-}
-
-AVX2_INLINE __m512i pair_at(const uint8_t *pairs)
-{
-    return _mm512_set1_epi32((int)load_u32(pairs));
-}
-
-/* mn0 * sum(q of the first 16) + mn1 * sum(q of the last 16), from the pairs of -32 sum(q). */
-AVX2_INLINE __m512 minimum_sum(const uint8_t *panel, const uint8_t *pairs, uint32_t layout)
-{
-    __m512i sum = _mm512_dpwssd_epi32(_mm512_setzero_si512(), pair_at(pairs + 8 * layout),
-                                      _mm512_load_si512(panel + AT_MINIMA));
-    sum = _mm512_dpwssd_epi32(sum, pair_at(pairs + 12 * layout),
-                              _mm512_load_si512(panel + AT_MINIMA + 64));
-    return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_setzero_si512(), _mm512_srai_epi32(sum, 5)));
 }
 
 /* R rows of a tile whose layout has `layout` rows. */
@@ -236,18 +148,7 @@ TILE(S2M)
 void kernel_ops_amx(struct kernel_ops *ops)
 {
     ops->tile_rows = TILE_ROWS_MAX;
-    ops->pack[TENSOR_Q4_0] = pack_Q4_0;
-    ops->pack[TENSOR_Q4_1] = pack_Q4_1;
-    ops->pack[TENSOR_Q5_0] = pack_Q5_0;
-    ops->pack[TENSOR_Q5_1] = pack_Q5_1;
-    ops->pack[TENSOR_Q8_0] = pack_Q8_0;
-    ops->pack[TENSOR_Q4_K] = pack_Q4_K;
-    ops->pack[TENSOR_Q5_K] = pack_Q5_K;
-    ops->pack[TENSOR_Q6_K] = pack_Q6_K;
-    ops->pack[TENSOR_Q2_K] = pack_Q2_K;
-    ops->pack[TENSOR_Q3_K] = pack_Q3_K;
-    ops->pack[TENSOR_IQ4_NL] = pack_IQ4_NL;
-    ops->pack[TENSOR_MXFP4] = pack_MXFP4;
+    set_packs(ops);
     ops->tile[PANEL_U4C] = tile_U4C;
     ops->tile[PANEL_U4M] = tile_U4M;
     ops->tile[PANEL_U5C] = tile_U5C;
