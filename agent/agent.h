@@ -38,6 +38,7 @@ enum {
     AGENT_REFUSED_US = 1000 * 1000,    /* and so long a refusal: another member may do it */
     AGENT_STOP_US = 12 * 1000 * 1000,  /* a polite stop gives up waiting then */
     AGENT_REMEMBER_US = 2 * 1000 * 1000,
+    AGENT_DISK_US = 1000 * 1000, /* a full disk is tried again */
 };
 
 /* A plan that this node takes part in, from PREPARE until its memory is free. */
@@ -129,6 +130,8 @@ struct agent {
     char http_url[CONFIG_WORD_MAX + 32];
     struct hash256 measured_model;
     double measured_token_us; /* from token to token, in the last long answer that this node gave */
+    bool disk_full;           /* the data folder could not be written: NODE_EVENT_DISK */
+    uint64_t disk_due_us;
     bool stopping, stopped, failed;
     char failure[ERR_TEXT_MAX]; /* why, when it failed */
 };
@@ -160,6 +163,11 @@ void agent_stage_broken(struct agent *a, const struct epoch *epoch);
 /* Looks whether the files of what runs are as they were. */
 void agent_check_files(struct agent *a);
 void agent_event_out(struct agent *a, const char *kind, const char *text);
+
+/* Can what a wish or an election changes be written to the data folder? */
+bool agent_has_disk_room(struct agent *a);
+/* A disk that was full is looked at again. */
+void agent_disk_tick(struct agent *a, uint64_t now_us);
 
 /* serve_spare.c */
 /* What agent/spare.h makes of the present view; free() it. */

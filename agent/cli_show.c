@@ -160,6 +160,10 @@ void show_status(const json_t *s)
         (void)printf("planner    %s, term %.0f\n", who, number(s, "term"));
     } else
         (void)printf("planner    none yet\n");
+    if (json_is_true(json_object_get(s, "disk_full")))
+        (void)printf(
+            "disk       the data folder cannot be written (see `covey doctor`): no election "
+            "is joined and no new planner followed until there is room\n");
     (void)printf("memory     %s resident, up for %.0f s\n", resident, number(s, "uptime_s"));
     (void)printf("requests   %zu\n", json_array_size(json_object_get(s, "requests")));
     json_array_foreach(json_object_get(s, "models"), i, m)

@@ -165,6 +165,17 @@ static void check_clock(json_t *findings)
         say(findings, "ok", "the clock is plausible", "");
 }
 
+static void check_disk(const struct agent *a, json_t *findings)
+{
+    char text[CONFIG_PATH_MAX + 64];
+    if (!a->disk_full)
+        return;
+    (void)snprintf(text, sizeof text, "%s cannot be written: is the disk full?",
+                   a->config.folders.data);
+    say(findings, "problem", text,
+        "make room: until then this node takes part in no election and follows no new planner");
+}
+
 static void check_speed(const struct agent *a, json_t *findings)
 {
     if (a->local.stream_bytes_per_s <= 0)
@@ -178,6 +189,7 @@ json_t *doctor_json(struct agent *a)
     json_t *findings = json_array();
     check_memory(a, findings);
     check_speed(a, findings);
+    check_disk(a, findings);
     check_peers(a, findings);
     check_models(a, findings);
     check_clock(findings);

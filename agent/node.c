@@ -588,6 +588,10 @@ static enum err dispatch(struct node *n, const struct node_event *e)
                                                       .layers_done = e->layers_done});
     case NODE_EVENT_SLEPT:
         return on_slept(n);
+    case NODE_EVENT_DISK:
+        return node_feed_control(n, &(struct control_event){.kind = CONTROL_DISK,
+                                                            .full = e->full,
+                                                            .term = n->term_on_disk});
     case NODE_EVENT_INVITE:
         return on_invite(n, e);
     case NODE_EVENT_JOIN:
@@ -622,7 +626,9 @@ enum err node_step(struct node *n, const struct node_event *event, uint64_t now_
 {
     n->now_us = MAX_OF(now_us, n->now_us);
     n->u = u;
-    if (!n->announced) { /* the first step founds and announces */
+    if (event->type != NODE_EVENT_DISK || !event->full)
+        n->term_on_disk = control_term_seen(n->control); /* the last update was carried out */
+    if (!n->announced) {                                 /* the first step founds and announces */
         n->announced = n->tags_changed = true;
         (void)node_feed_trust(n, &(struct trust_event){.kind = TRUST_TICK});
         peer_sync_with_trust(n);

@@ -9,8 +9,10 @@
  * and PREPARED, RETIRED and WANT_LINK back.
  *
  * An update is carried out in this order: every PERSIST effect, synced to disk; then the other
- * effects in order; then the messages of the outbox in order. A shell that cannot persist must
- * stop. */
+ * effects in order; then the messages of the outbox in order. A shell that cannot write what
+ * PERSIST_CONTROL holds tells NODE_EVENT_DISK at once, before anything else, and sends none of the
+ * update's messages on CHANNEL_CONTROL; it tells it again when there is room. One that cannot write
+ * what PERSIST_TRUST holds must stop. */
 #ifndef COVEY_AGENT_NODE_H
 #define COVEY_AGENT_NODE_H
 
@@ -113,6 +115,7 @@ enum node_event_type {
     NODE_EVENT_BUSY,           /* step, layers_done: progress of the data plane */
     NODE_EVENT_SLEPT,          /* the data plane was told before: until an epoch's COMMIT comes
                                   (again) it executes nothing of it (2.5) */
+    NODE_EVENT_DISK,           /* full: whether PERSIST_CONTROL can be written */
     /* what a person asks for; the answer is an effect with the same call number */
     NODE_EVENT_INVITE, /* call, ttl_us, worker */
     NODE_EVENT_JOIN,   /* call, token, leave */
@@ -128,7 +131,7 @@ enum node_down { NODE_DOWN_CLOSED, NODE_DOWN_REFUSED, NODE_DOWN_TIMED_OUT, NODE_
 struct node_event {
     enum node_event_type type;
     uint64_t session;
-    bool inbound, up, worker, leave;
+    bool inbound, up, worker, leave, full;
     enum node_down down;
     struct address address;
     uint8_t peer_static[32];

@@ -155,6 +155,7 @@ struct node {
     struct shape_request shape_requests[SHAPE_REQUESTS_MAX];
     uint64_t links_due_us; /* UINT64_MAX: nothing to say */
     uint64_t view_due_us;
+    uint64_t term_on_disk; /* control's, when the last update was carried out */
 
     uint64_t join_call, join_began_us; /* 0: no join open */
     bool join_wide;                    /* no announcement shows the invitation */

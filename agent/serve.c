@@ -278,6 +278,7 @@ static void on_timer(uv_timer_t *timer)
     }
     if (a->remember_due_us && now_us >= a->remember_due_us)
         save_remembered(a);
+    agent_disk_tick(a, now_us);
     agent_calls_tick(a, now_us);
     if (now_us >= a->spare_due_us)
         agent_spare_tick(a, now_us);

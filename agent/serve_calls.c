@@ -80,18 +80,13 @@ void agent_answer(struct agent *a, uint64_t number, enum err e, const char *text
  * the call has failed. */
 static bool disk_or_fail(struct agent *a, struct call *c)
 {
-    char path[CONFIG_PATH_MAX + 16];
-    uint8_t *room = calloc(1, CONTROL_PERSIST_MAX);
-    (void)snprintf(path, sizeof path, "%s/room", a->config.folders.data);
-    enum err e = room ? secret_file_write(path, room, CONTROL_PERSIST_MAX) : ERR_NO_MEMORY;
-    (void)unlink(path);
-    free(room);
-    if (e != ERR_OK)
+    bool room = agent_has_disk_room(a);
+    if (!room)
         call_fail(c, ERR_IO,
                   "%.200s cannot be written: is the disk full? Nothing was changed; make room and "
                   "ask again",
                   a->config.folders.data);
-    return e == ERR_OK;
+    return room;
 }
 
 /* ---- models ---- */

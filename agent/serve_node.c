@@ -312,16 +312,55 @@ static void measure(struct agent *a, const struct node_effect *x)
         agent_dial_data(a, &x->peer, &x->address, HELLO_BANDWIDTH);
 }
 
-static void persist(struct agent *a, const struct node_effect *x)
+static bool persist(struct agent *a, const struct node_effect *x)
 {
     char path[CONFIG_PATH_MAX + 16];
     (void)snprintf(path, sizeof path, "%s/%s", a->config.folders.data,
                    x->type == NODE_EFFECT_PERSIST_TRUST ? "trust" : "control");
-    if (secret_file_write(path, x->bytes, x->n_bytes) != ERR_OK)
+    enum err e = secret_file_write(path, x->bytes, x->n_bytes);
+    if (e != ERR_OK && x->type == NODE_EFFECT_PERSIST_TRUST)
         agent_fatal(a,
                     "%s cannot be written: is the disk full? A node must not forget what it "
                     "promised, so it stops",
                     path);
+    return e == ERR_OK;
+}
+
+/* A term that cannot be written must not be used (PROTOCOL 3.1): the node core takes it back, and
+ * what runs goes on. */
+static void disk_is_full(struct agent *a)
+{
+    if (!a->disk_full)
+        agent_event_out(a, "disk",
+                        "the data folder cannot be written: is the disk full? This node takes part "
+                        "in no election and follows no new planner until there is room; what it "
+                        "runs goes on");
+    a->disk_full = true;
+    a->disk_due_us = clock_monotonic_us() + AGENT_DISK_US;
+    (void)agent_step(a, &(struct node_event){.type = NODE_EVENT_DISK, .full = true});
+}
+
+bool agent_has_disk_room(struct agent *a)
+{
+    char path[CONFIG_PATH_MAX + 16];
+    uint8_t *room = calloc(1, CONTROL_PERSIST_MAX);
+    (void)snprintf(path, sizeof path, "%s/room", a->config.folders.data);
+    enum err e = room ? secret_file_write(path, room, CONTROL_PERSIST_MAX) : ERR_NO_MEMORY;
+    (void)unlink(path);
+    free(room);
+    return e == ERR_OK;
+}
+
+void agent_disk_tick(struct agent *a, uint64_t now_us)
+{
+    if (!a->disk_full || now_us < a->disk_due_us)
+        return;
+    a->disk_due_us = now_us + AGENT_DISK_US;
+    if (!agent_has_disk_room(a))
+        return;
+    a->disk_full = false;
+    agent_event_out(a, "disk", "the data folder can be written again");
+    (void)agent_step(a, &(struct node_event){.type = NODE_EVENT_DISK});
 }
 
 static void carry_out(struct agent *a, struct node_effect *x)
@@ -390,10 +429,12 @@ static void carry_out(struct agent *a, struct node_effect *x)
     }
 }
 
-static void send_messages(struct agent *a, const struct outbox *box)
+static void send_messages(struct agent *a, const struct outbox *box, bool persisted)
 {
     for (uint32_t i = 0; i < box->n; i++) {
         const struct wire_message *m = &box->messages[i];
+        if (m->channel == CHANNEL_CONTROL && !persisted)
+            continue;
         if (m->way == WAY_SESSION) {
             (void)control_net_send(a->control, m->session, m->channel, m->bytes, m->len);
             continue;
@@ -406,16 +447,19 @@ static void send_messages(struct agent *a, const struct outbox *box)
 
 static void carry_out_update(struct agent *a, struct node_update *u)
 {
+    bool persisted = true;
     for (uint32_t i = 0; i < u->n_effects && !a->failed; i++) {
         if (u->effects[i].type == NODE_EFFECT_PERSIST_TRUST ||
             u->effects[i].type == NODE_EFFECT_PERSIST_CONTROL)
-            persist(a, &u->effects[i]);
+            persisted &= persist(a, &u->effects[i]);
     }
     if (a->failed)
         return;
+    if (!persisted)
+        disk_is_full(a);
     for (uint32_t i = 0; i < u->n_effects; i++)
         carry_out(a, &u->effects[i]);
-    send_messages(a, &u->outbox);
+    send_messages(a, &u->outbox, persisted);
     for (uint32_t i = 0; i < u->n_effects; i++) {
         if (u->effects[i].type == NODE_EFFECT_CLOSE) {
             forget_key(a, u->effects[i].session);

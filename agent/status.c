@@ -203,7 +203,7 @@ json_t *status_json(struct agent *a)
     uint64_t got = 0, total = 0;
     loader_progress(a->loader, &fetching, &got, &total);
     return json_pack("{s:o, s:s, s:s, s:s, s:i, s:i, s:o, s:I, s:o, s:o, s:I, s:I, s:{s:I, s:I}, "
-                     "s:o, s:o}",
+                     "s:o, s:o, s:b}",
                      "id", hex_json(self.bytes), "name", a->config.name, "version", COVEY_VERSION,
                      "http", a->http_url, "control_port", (int)control_net_port(a->control),
                      "data_port", (int)data_port_port(a->data_port), "planner",
@@ -212,7 +212,7 @@ json_t *status_json(struct agent *a)
                      (json_int_t)((clock_monotonic_us() - a->started_us) / 1000000),
                      "resident_bytes", (json_int_t)sysinfo_resident_bytes(), "fetch", "done",
                      (json_int_t)got, "total", (json_int_t)total, "kv_cache", kv_json(a),
-                     "node_names", node_names_json(a));
+                     "node_names", node_names_json(a), "disk_full", a->disk_full);
 }
 
 json_t *status_models_json(struct agent *a)

@@ -278,6 +278,9 @@ static enum err apply(struct control *c, const struct control_event *e)
             c->leave_due_us = c->now_us + CONTROL_LEAVE_US;
         }
         return ERR_OK;
+    case CONTROL_DISK:
+        control_elect_disk(c, e->full, e->term);
+        return ERR_OK;
     case CONTROL_SESSION_UP:
         greet(c, &e->from);
         return ERR_OK;
@@ -319,7 +322,7 @@ enum err control_step(struct control *c, const struct control_event *event, uint
     control_loop_clear(c);
     control_member_tick(c); /* leaving may have become possible */
     control_tell_planner(c);
-    if (c->persist_due && control_persist_write(c) != ERR_OK)
+    if (c->persist_due && !c->disk_full && control_persist_write(c) != ERR_OK)
         c->failed = ERR_NO_MEMORY;
     c->update = NULL;
     return e != ERR_OK ? e : c->failed;

@@ -7,7 +7,9 @@
  * update. Messages are protobuf (proto/control.proto) on CHANNEL_CONTROL, WAY_SESSION.
  *
  * The shell's part. It executes an update in this order: first `persist` is written and synced
- * (when it is not empty), then effects in their order, then the outbox is sent. It calls
+ * (when it is not empty), then effects in their order, then the outbox is sent. Where `persist`
+ * cannot be written it tells CONTROL_DISK before anything else, executes the effects, which concern
+ * this node alone, and drops the outbox, as if the network had lost it. It calls
  * control_step for every event and at control_next_due. Requests, frames, KV and bytes of models
  * are not here.
  *
@@ -94,6 +96,10 @@ enum control_event_kind {
     CONTROL_SESSION_UP,     /* from */
     CONTROL_SESSION_DOWN,   /* from */
     CONTROL_USED,           /* model: a request used it just now (frames flow, 3.10 and 3.13) */
+    CONTROL_DISK, /* full, term: whether `persist` can be written. Full: no step came since the one
+                     whose persist failed, and none of its messages was sent; `term` is what the
+                     disk holds. A higher one is forgotten, and until the disk has room none is
+                     claimed, promised or followed. What runs goes on */
 };
 
 struct control_event {
@@ -110,6 +116,8 @@ struct control_event {
     uint32_t keep_alive_s; /* 0: for ever */
     uint8_t precision;
     struct hash256 epoch; /* plan.epoch.hash */
+    uint64_t term;
+    bool full;
     enum err error;
     const char *reason;
 };

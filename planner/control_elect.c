@@ -21,6 +21,11 @@ void control_term_raise(struct control *c, uint64_t term)
     c->persist_due = true;
 }
 
+bool control_term_allowed(const struct control *c, uint64_t term)
+{
+    return !c->disk_full || term <= c->term_seen;
+}
+
 /* Order of (term, key) among planners. */
 static int office_cmp(uint64_t term_a, const struct node_id *a, uint64_t term_b,
                       const struct node_id *b)
@@ -135,6 +140,11 @@ bool control_authority(struct control *c, const struct node_id *from, uint64_t t
     bool rival = c->role == ROLE_PLAN || (c->planner_direct && !same && control_planner_lives(c));
     if (rival && office_cmp(term, from, c->planner_term, &c->planner_id) < 0)
         return false;
+    if (!control_term_allowed(c, term)) {
+        if (c->role == ROLE_PLAN) /* resigning needs no disk (3.5) */
+            control_planner_resign(c);
+        return false;
+    }
     follow(c, from, term);
     return true;
 }
@@ -261,7 +271,8 @@ static bool claim_agreeable(struct control *c, const struct node_id *from,
 
 void control_claim_in(struct control *c, const struct node_id *from, const Covey__Control__Claim *m)
 {
-    if (control_is_self(c, from))
+    /* Silence, not a refusal: that would keep the others from having a planner. */
+    if (control_is_self(c, from) || !control_term_allowed(c, m->term))
         return;
     bool agree = m->term > 0 && claim_agreeable(c, from, m);
     if (agree) {
@@ -301,7 +312,8 @@ enum err control_claim_answer_in(struct control *c, const struct node_id *from,
                         MIN_OF(m->planner_age_ms, 1u << 30) * 1000);
     } else {
         c->claim_term = 0; /* spent: some may have agreed to it, or to another's of that term */
-        control_term_raise(c, m->term_seen);
+        if (control_term_allowed(c, m->term_seen))
+            control_term_raise(c, m->term_seen);
     }
     return ERR_OK;
 }
@@ -320,9 +332,39 @@ void control_planner_resign(struct control *c)
 /* Somebody has seen a higher term, of a claim that failed or a planner that is gone. */
 void control_planner_retake(struct control *c, uint64_t above)
 {
+    if (c->disk_full) { /* those who saw it do not obey: who can take a higher one shall plan */
+        control_planner_resign(c);
+        return;
+    }
     c->planner_term = MAX_OF(c->term_seen, above) + 1;
     control_term_raise(c, c->planner_term);
     c->heartbeat_us = c->now_us;
+}
+
+/* Nobody has heard of a term that was not written: it is as if it had not been. */
+static void term_unsaid(struct control *c, uint64_t term_on_disk)
+{
+    c->term_seen = term_on_disk;
+    c->claim_term = c->promised_term = c->promised_us = 0;
+    c->promised = NOBODY;
+    bool office = c->role == ROLE_CLAIM || (c->role == ROLE_PLAN && c->planner_term > term_on_disk);
+    if (office) {
+        c->role = ROLE_FOLLOW;
+        control_planner_stop(c);
+    }
+    if (office || (c->planner_direct && c->planner_term > term_on_disk))
+        control_elect_forget(c);
+}
+
+void control_elect_disk(struct control *c, bool full, uint64_t term_on_disk)
+{
+    if (full)
+        c->persist_due = true; /* as soon as there is room */
+    if (full && c->term_seen > term_on_disk)
+        term_unsaid(c, term_on_disk);
+    if (c->disk_full && !full)
+        c->next_claim_us = c->now_us + claim_delay(c);
+    c->disk_full = full;
 }
 
 /* A fresh node claims when it has listened for a while, and as soon as it knows its own speed when
@@ -353,7 +395,8 @@ void control_elect_tick(struct control *c)
         control_elect_forget(c);
         c->next_claim_us = MAX_OF(c->next_claim_us, c->now_us + claim_delay(c));
     }
-    if (!c->leaving && c->now_us >= c->next_claim_us && c->now_us >= listens_until(c))
+    if (!c->leaving && !c->disk_full && c->now_us >= c->next_claim_us &&
+        c->now_us >= listens_until(c))
         claim_start(c);
 }
 
@@ -396,7 +439,7 @@ uint64_t control_elect_due(const struct control *c)
                                               : FLAP_US + CONTROL_HEARTBEAT_US);
         return MIN_OF(c->planner_heard_us + CONTROL_HEARSAY_US, c->asked_us + CONTROL_HEARTBEAT_US);
     }
-    if (c->leaving)
+    if (c->leaving || c->disk_full)
         return UINT64_MAX;
     return MAX_OF(c->next_claim_us, listens_until(c));
 }

@@ -190,7 +190,7 @@ enum err control_report_in(struct control *c, const struct node_id *from,
     }
     if (r->term_seen > c->planner_term)
         control_planner_retake(c, r->term_seen);
-    return report_store(c, from, r);
+    return c->role == ROLE_PLAN ? report_store(c, from, r) : ERR_OK;
 }
 
 bool control_stage_alive(struct control *c, const struct tracked *t, uint32_t stage)

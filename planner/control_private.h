@@ -186,6 +186,7 @@ struct control {
     uint32_t n_wanted;
     uint64_t hybrid_clock;
     bool persist_due;
+    bool disk_full; /* what is to be persisted waits; no term rises */
 
     /* Participant and entry. */
     struct local locals[CONTROL_LOCAL_MAX];
@@ -251,6 +252,9 @@ void control_loop_clear(struct control *c);
 
 /* control_elect.c */
 void control_term_raise(struct control *c, uint64_t term);
+/* May this node act with the term? One that cannot be written down must not be used (3.1). */
+bool control_term_allowed(const struct control *c, uint64_t term);
+void control_elect_disk(struct control *c, bool full, uint64_t term_on_disk);
 bool control_planner_lives(const struct control *c);
 /* Is (term, from) an authority for this node? Follows a better planner than the one before. */
 bool control_authority(struct control *c, const struct node_id *from, uint64_t term);

@@ -122,11 +122,94 @@ class Arguments(unittest.TestCase):
         self.assertIn(b"the body is empty", body)
 
 
+@unittest.skipUnless(subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode == 0,
+                     "needs mount namespaces")
 class Disk(unittest.TestCase):
     """The data folder is a small file system of its own, in a mount namespace."""
 
-    @unittest.skipUnless(subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode == 0,
-                         "needs mount namespaces")
+    def lasting_disk(self, agent):
+        """A data folder that outlives its agent, in the namespace of a process of its own."""
+        data = os.path.join(agent.home, "data")
+        os.makedirs(data)
+        holder = subprocess.Popen(["unshare", "-rm", "sh", "-c",
+                                   'mount -t tmpfs -o size=1m none "$0" && echo up && exec cat', data],
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+        def end():
+            holder.stdin.close()
+            holder.wait(10)
+            holder.stdout.close()
+
+        self.addCleanup(end)
+        self.assertEqual(holder.stdout.readline(), b"up\n")
+        agent.prefix = ["nsenter", "-t", str(holder.pid), "-U", "-m", "--preserve-credentials"]
+        return f"/proc/{holder.pid}/root{data}"
+
+    @staticmethod
+    def fill(path):
+        try:
+            with open(path, "wb", buffering=0) as f:
+                while True:
+                    f.write(bytes(4096))
+        except OSError:
+            pass
+
+    def assert_disk_full(self, agent):
+        wait_for(lambda: agent.status()["disk_full"], 60, lambda: f"{agent.name} says it: {agent.status()}")
+        self.assertIsNone(agent.status()["planner"])
+        self.assertIn("cannot be written", agent.ok("status").out)
+        self.assertTrue(any("is the disk full?" in f["text"] for f in agent.ask("doctor")["findings"]))
+
+    def test_start_with_a_full_disk(self):
+        lab = Lab()
+        self.addCleanup(lab.close)
+        agent = lab.agent("n0", start=False)
+        data = self.lasting_disk(agent)
+        agent.start()
+        agent.ok("pull", TINY, "--name", "tiny")
+        agent.ok("load", "tiny", "--context", "256")
+        term = agent.status()["term"]
+        self.assertEqual(agent.terminate(), 0)
+        self.fill(f"{data}/filler")
+        agent.start()
+        self.assert_disk_full(agent)
+        os.unlink(f"{data}/filler")
+        wait_for(lambda: agent.status()["planner"] == agent.id, 30, "it plans again")
+        self.assertGreater(agent.status()["term"], term)
+        self.assertFalse(agent.status()["disk_full"])
+        wait_for(lambda: agent.stage_names(), 30, "what was wanted runs")
+        self.assertEqual(len(agent.run(*ASK)["token_ids"]), 40)
+
+    def test_election_with_a_full_disk(self):
+        """The planner dies: a node that cannot write down a new term does not claim, lives, and serves on."""
+        lab = Lab()
+        self.addCleanup(lab.close)
+        full = lab.agent("n0", start=False)
+        data = self.lasting_disk(full)
+        full.start()
+        full.keep_ports()
+        other = lab.agent("n1", memory_limit="9")
+        full.ok("pull", TINY, "--name", "tiny")
+        lab.pair(full, other)
+        full.ok("load", "tiny", "--context", "256")
+        planner = wait_for(lambda: full.status()["planner"], 30, "there is a planner")
+        if planner == full.id:  # the other one has to be it
+            other_id = other.id
+            full.kill()
+            wait_for(lambda: other.status()["planner"] == other_id, 30, "the other one plans")
+            full.start()
+            wait_for(lambda: full.status()["planner"] == other_id, 30, "it is followed")
+        wait_for(lambda: full.stage_names() == ["n0"], 60, lambda: f"it runs on n0: {full.status()}")
+        answer = full.run(*ASK)["token_ids"]
+        self.fill(f"{data}/filler")
+        other.kill()
+        self.assert_disk_full(full)
+        self.assertEqual(full.run(*ASK)["token_ids"], answer)
+        os.unlink(f"{data}/filler")
+        wait_for(lambda: full.status()["planner"] == full.id, 30, "it plans")
+        self.assertFalse(full.status()["disk_full"])
+        self.assertEqual(full.run(*ASK)["token_ids"], answer)
+
     def test_full_disk_refuses_and_the_agent_lives(self):
         lab = Lab()
         self.addCleanup(lab.close)

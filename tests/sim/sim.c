@@ -290,6 +290,9 @@ static void handle(struct sim *w, struct event *e)
     case EV_FAULT:
         chaos_fault(w);
         break;
+    case EV_DISK:
+        machine_disk(w, &w->machines[e->x], false);
+        break;
     case EV_UNBLOCK:
         chaos_unblock(w, e->x, e->y);
         break;

@@ -29,8 +29,9 @@ enum sim_fault {
     SIM_REVOKES = 16384,        /* members are expelled */
     SIM_DEAD_ADDRESSES = 32768, /* discovery shows addresses where nobody answers */
     SIM_CLONES = 65536,         /* a second machine starts from a copy of another one's disk */
+    SIM_DISKS = 131072,         /* disks are full for a while */
     SIM_ANY_EVENT = SIM_REVOKES | SIM_CLONES | SIM_CUTS | SIM_PARTITIONS | SIM_CRASHES | SIM_SLEEP |
-                    SIM_LEAVES | SIM_MEMORY,
+                    SIM_LEAVES | SIM_MEMORY | SIM_DISKS,
     SIM_ALL = 16383,
 };
 

@@ -221,7 +221,7 @@ static struct machine *someone(struct sim *w)
 void chaos_want(struct sim *w, uint32_t model, bool want)
 {
     struct machine *m = someone(w);
-    if (!m) {
+    if (!m || m->disk_full) { /* an agent whose disk is full refuses it */
         struct event *e = sim_post(w, w->now + 200 * MS, EV_WANT, NOBODY);
         e->x = model;
         e->y = want;
@@ -458,12 +458,20 @@ static void fault_cut(struct sim *w)
         net_cut(w, w->live[sim_below(w, w->n_live)], 300 * MS);
 }
 
+static void fault_disk(struct sim *w, struct machine *m)
+{
+    machine_disk(w, m, true);
+    sim_post(w, for_a_while(w), EV_DISK, NOBODY)->x = m->number;
+}
+
 void chaos_fault(struct sim *w)
 {
     static const enum sim_fault kinds[] = {SIM_CUTS,    SIM_CUTS,    SIM_PARTITIONS, SIM_PARTITIONS,
                                            SIM_CRASHES, SIM_CRASHES, SIM_SLEEP,      SIM_LEAVES,
                                            SIM_MEMORY,  SIM_REVOKES, SIM_CLONES};
     enum sim_fault kind = kinds[sim_below(w, ARRAY_LEN(kinds))];
+    if (sim_has(w, SIM_DISKS) && sim_chance(w, 2))
+        kind = SIM_DISKS;
     while (!sim_has(w, kind) && !w->healed && (w->o.faults & SIM_ANY_EVENT))
         kind = kinds[sim_below(w, ARRAY_LEN(kinds))];
     struct machine *m = &w->machines[sim_below(w, w->n)];
@@ -486,6 +494,8 @@ void chaos_fault(struct sim *w)
         fault_revoke(w, m);
     else if (kind == SIM_CLONES && awake)
         fault_clone(w, m);
+    else if (kind == SIM_DISKS)
+        fault_disk(w, m);
     else if (kind == SIM_MEMORY && awake)
         machine_budget(w, m, m->budget_usual_bytes / 10 * (4 + sim_below(w, 8)));
 }
@@ -509,12 +519,13 @@ void chaos_heal(struct sim *w)
     /* A conflict ends when the other has been silent for 3.5 s. */
     bool ready =
         w->n_all == w->n || (!w->machines[w->n].alive && w->now >= w->clone_gone_us + 2 * SECOND);
-    w->o.faults &=
-        ~(uint32_t)(SIM_DATAGRAMS | SIM_STALLS | SIM_CUTS | SIM_PARTITIONS | SIM_CRASHES |
-                    SIM_SLEEP | SIM_LEAVES | SIM_MEMORY | SIM_NAPS | SIM_REVOKES | SIM_CLONES);
+    w->o.faults &= ~(uint32_t)(SIM_DATAGRAMS | SIM_STALLS | SIM_CUTS | SIM_PARTITIONS |
+                               SIM_CRASHES | SIM_SLEEP | SIM_LEAVES | SIM_MEMORY | SIM_NAPS |
+                               SIM_REVOKES | SIM_CLONES | SIM_DISKS);
     for (uint32_t i = 0; i < w->n; i++) {
         struct machine *m = &w->machines[i];
         m->crash_at = 0;
+        machine_disk(w, m, false);
         ready &= m->alive && !m->asleep && !m->stopping;
     }
     /* Partitions go last: what has to do with them is what is to be seen. */

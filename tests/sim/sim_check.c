@@ -1,12 +1,12 @@
 /* What must hold. Rules are named as in the protocol's section 3.
  *
  * At every step: reservations within the limit, by the core's word and by what is really loaded
- * (3.9); one current and one draining epoch of a model (3.9); epochs are unique (3.2); terms and
- * incarnations never go back (3.1, 2.1); what is computed belongs to an epoch committed in this
- * boot and confirmed since the machine last woke (2.5), in order of steps, from the rows of the
- * stage before in the same epoch (3.9); a client gets each position once, and the oracle's token
- * there (3.12). After healing: all see the same, what is wanted runs where it fits, every request
- * has ended. */
+ * (3.9); no term is used before it is on the disk (3.1); one current and one draining epoch of a
+ * model (3.9); epochs are unique (3.2); terms and incarnations never go back (3.1, 2.1); what is
+ * computed belongs to an epoch committed in this boot and confirmed since the machine last woke
+ * (2.5), in order of steps, from the rows of the stage before in the same epoch (3.9); a client
+ * gets each position once, and the oracle's token there (3.12). After healing: all see the same,
+ * what is wanted runs where it fits, every request has ended. */
 #include "tests/sim/sim_internal.h"
 
 #include "base/util.h"
@@ -116,6 +116,9 @@ void check_step(struct sim *w, struct machine *m)
         sim_fail(w, "machine %u forgets term %llu and goes back to %llu", m->number,
                  (unsigned long long)m->term_seen, (unsigned long long)term);
     m->term_seen = term;
+    if (term > m->term_on_disk)
+        sim_fail(w, "machine %u acts with term %llu, and its disk holds %llu", m->number,
+                 (unsigned long long)term, (unsigned long long)m->term_on_disk);
     if (control_reserved_bytes(c) > m->budget_most_bytes)
         sim_fail(w, "machine %u reserves %llu of %llu MiB", m->number,
                  (unsigned long long)(control_reserved_bytes(c) >> 20),

@@ -60,6 +60,7 @@ enum kind {
     EV_NAP,        /* x: request, whose entry falls asleep */
     EV_CLONE_GONE, /* the clone is found and stopped */
     EV_FAULT,
+    EV_DISK,    /* room again */
     EV_UNBLOCK, /* x, y: machines; y == MACHINES: a whole side */
     EV_HEAL,
     EV_CHECK,
@@ -172,7 +173,9 @@ struct machine {
     bool powered, alive, asleep;
     uint32_t n_sleeps, n_sleeps_told; /* in this boot, of more than a second; known to the loop */
     bool kill_pending, kill_polite, kill_power; /* at the end of the present step */
-    int crash_at;                               /* 1: before the next persist, 2: right after */
+    bool disk_full;
+    uint64_t term_on_disk;
+    int crash_at; /* 1: before the next persist, 2: right after */
     bool stopping;
     uint32_t boot;
     uint64_t boot_id;
@@ -305,6 +308,8 @@ void *sim_alloc(size_t n);
 void machine_start(struct sim *w, struct machine *m);
 void machine_kill(struct sim *w, struct machine *m, bool power, bool polite);
 enum err machine_step(struct sim *w, struct machine *m, const struct node_event *e);
+/* Full: what the node core wants persisted cannot be written; trust still can. */
+void machine_disk(struct sim *w, struct machine *m, bool full);
 void machine_budget(struct sim *w, struct machine *m, uint64_t bytes);
 void machine_tick(struct sim *w, struct machine *m);
 void machine_loaded(struct sim *w, struct machine *m, uint32_t index);

@@ -90,6 +90,7 @@ void machine_start(struct sim *w, struct machine *m)
     if (!m->node)
         return;
     m->alive = m->powered = true;
+    m->term_on_disk = control_term_seen(node_control(m->node));
     stage_start(w, m);
     sim_trace(w, "%u starts, boot %u", m->number, m->boot);
     m->budget_most_bytes = 0;
@@ -227,14 +228,33 @@ void machine_loaded(struct sim *w, struct machine *m, uint32_t index)
 
 /* --- effects --- */
 
-static void persist(struct machine *m, const struct node_effect *x)
+static bool persist(struct machine *m, const struct node_effect *x)
 {
     bool trust = x->type == NODE_EFFECT_PERSIST_TRUST;
+    if (!trust && m->disk_full)
+        return false;
+    if (!trust)
+        m->term_on_disk = control_term_seen(node_control(m->node));
     uint8_t **to = trust ? &m->trust_bytes : &m->control_bytes;
     free(*to);
     *to = sim_alloc(x->n_bytes);
     memcpy(*to, x->bytes, x->n_bytes);
     *(trust ? &m->n_trust_bytes : &m->n_control_bytes) = x->n_bytes;
+    return true;
+}
+
+void machine_disk(struct sim *w, struct machine *m, bool full)
+{
+    if (m->disk_full == full)
+        return;
+    if (!full && m->alive && m->asleep) {
+        sim_post(w, w->now + 300 * MS, EV_DISK, NOBODY)->x = m->number;
+        return;
+    }
+    sim_trace(w, full ? "the disk of %u is full" : "the disk of %u has room again", m->number);
+    m->disk_full = full;
+    if (!full) /* that it is full the machine finds out */
+        (void)machine_step(w, m, &(struct node_event){.type = NODE_EVENT_DISK});
 }
 
 static void plan_mail(struct sim *w, struct machine *m, enum mail_type type,
@@ -328,11 +348,14 @@ static void carry_out(struct sim *w, struct machine *m, struct node_effect *x)
     }
 }
 
-static void send_messages(struct sim *w, struct machine *m, const struct outbox *box)
+static void send_messages(struct sim *w, struct machine *m, const struct outbox *box,
+                          bool persisted)
 {
     for (uint32_t i = 0; i < box->n; i++) {
         const struct wire_message *msg = &box->messages[i];
         uint32_t conn, end;
+        if (msg->channel == CHANNEL_CONTROL && !persisted)
+            continue;
         if (msg->way == WAY_DATAGRAM) {
             net_datagram(w, m, msg);
             continue;
@@ -344,7 +367,8 @@ static void send_messages(struct sim *w, struct machine *m, const struct outbox 
 }
 
 /* A crash can come between what is written and what is said of it. */
-static bool persist_all(struct sim *w, struct machine *m, const struct node_update *u)
+static bool persist_all(struct sim *w, struct machine *m, const struct node_update *u,
+                        bool *ret_persisted)
 {
     bool any = false;
     for (uint32_t i = 0; i < u->n_effects; i++)
@@ -359,7 +383,7 @@ static bool persist_all(struct sim *w, struct machine *m, const struct node_upda
     for (uint32_t i = 0; i < u->n_effects && crash_at != 1; i++) {
         if (u->effects[i].type == NODE_EFFECT_PERSIST_TRUST ||
             u->effects[i].type == NODE_EFFECT_PERSIST_CONTROL)
-            persist(m, &u->effects[i]);
+            *ret_persisted &= persist(m, &u->effects[i]);
     }
     if (crash_at == 2)
         machine_kill(w, m, true, false);
@@ -370,11 +394,14 @@ static void carry_out_update(struct sim *w, struct machine *m, struct node_updat
 {
     if (m->kill_pending && !m->kill_polite)
         return;
-    if (!persist_all(w, m, u))
+    bool persisted = true;
+    if (!persist_all(w, m, u, &persisted))
         return;
+    if (!persisted)
+        (void)machine_step(w, m, &(struct node_event){.type = NODE_EVENT_DISK, .full = true});
     for (uint32_t i = 0; i < u->n_effects; i++)
         carry_out(w, m, &u->effects[i]);
-    send_messages(w, m, &u->outbox);
+    send_messages(w, m, &u->outbox, persisted);
     for (uint32_t i = 0; i < u->n_effects; i++) {
         uint32_t conn, end;
         if (u->effects[i].type == NODE_EFFECT_CLOSE &&

@@ -33,6 +33,7 @@ static const struct world_kind KINDS[] = {
     {"revokes", SIM_REVOKES | SIM_CUTS | SIM_PARTITIONS | SIM_DATAGRAMS, 0, 60},
     {"addresses", SIM_DEAD_ADDRESSES | SIM_CUTS | SIM_CRASHES | SIM_PARTITIONS, 0, 60},
     {"clones", SIM_CLONES | SIM_DATAGRAMS, 0, 40},
+    {"disks", SIM_DISKS | SIM_CRASHES | SIM_PARTITIONS, 0, 60},
     {"all", SIM_ALL, 0, 225},
 };
 enum { N_KINDS = sizeof KINDS / sizeof KINDS[0] };

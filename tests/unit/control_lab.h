@@ -34,6 +34,7 @@ struct lab {
     uint32_t n_effects;
     uint8_t persisted[CONTROL_PERSIST_MAX];
     size_t n_persisted;
+    bool disk_full;  /* nothing can be persisted */
     bool obedient;   /* the shell answers at once */
     uint64_t serial; /* of the last report told */
     struct control_update update;
@@ -78,7 +79,19 @@ static inline enum err feed(struct lab *l, const struct control_event *e)
     enum err err = control_step(l->c, e, l->now_us, &l->update);
     struct control_update u = l->update;
     control_update_init(&l->update);
-    if (u.persist.len > 0) {
+    if (u.persist.len > 0 && l->disk_full) {
+        uint64_t term = 0;
+        if (l->n_persisted > 0) {
+            Covey__Control__Persisted *p =
+                covey__control__persisted__unpack(NULL, l->n_persisted, l->persisted);
+            term = p->term;
+            covey__control__persisted__free_unpacked(p, NULL);
+        }
+        outbox_clear(&u.outbox);
+        assert_int_equal(
+            feed(l, &(struct control_event){.kind = CONTROL_DISK, .full = true, .term = term}),
+            ERR_OK);
+    } else if (u.persist.len > 0) {
         memcpy(l->persisted, u.persist.data, u.persist.len);
         l->n_persisted = u.persist.len;
     }

@@ -48,6 +48,96 @@ static void test_term_is_on_disk_before_the_claim_leaves(void **state)
     assert_int_equal(control_n_local(l->c), 0);
 }
 
+/* A disk that is full: no term is used that it does not hold, and the node lives. */
+static void test_full_disk_claims_nothing(void **state)
+{
+    struct lab *l = *state;
+    lab_start(l, 2);
+    reach(l, ANN, true);
+    show(l);
+    l->disk_full = true;
+    run(l, 30 * SECOND);
+    assert_null(find(l, ANN, BODY(CLAIM)));
+    assert_false(control_is_planner(l->c));
+    assert_int_equal(control_term_seen(l->c), 0);
+    l->disk_full = false;
+    assert_int_equal(feed(l, &(struct control_event){.kind = CONTROL_DISK}), ERR_OK);
+    run(l, SECOND);
+    uint64_t term = find(l, ANN, BODY(CLAIM))->claim->term;
+    answer(l, ANN, term, true, 0, 0);
+    assert_true(control_is_planner(l->c));
+}
+
+static void test_full_disk_agrees_to_no_claim(void **state)
+{
+    struct lab *l = *state;
+    lab_start(l, 2);
+    reach(l, ANN, true);
+    show(l);
+    l->disk_full = true;
+    for (uint64_t term = 5; term < 7; term++) { /* at the first it does not know it yet */
+        claim(l, ANN, term, true);
+        assert_null(find(l, ANN, BODY(CLAIM_ANSWER))); /* nor a refusal: others need a planner */
+        assert_int_equal(control_term_seen(l->c), 0);
+    }
+    l->disk_full = false;
+    assert_int_equal(feed(l, &(struct control_event){.kind = CONTROL_DISK}), ERR_OK);
+    claim(l, ANN, 7, true);
+    assert_true(find(l, ANN, BODY(CLAIM_ANSWER))->claim_answer->agree);
+    assert_int_equal(control_term_seen(l->c), 7);
+}
+
+static void test_full_disk_follows_no_new_planner(void **state)
+{
+    struct lab *l = *state;
+    struct node_id planner;
+    uint64_t term;
+    lab_start(l, 2);
+    reach(l, ANN, true);
+    show(l);
+    heartbeat(l, ANN, 3);
+    assert_true(control_planner(l->c, &planner, &term));
+    l->disk_full = true;
+    heartbeat(l, ANN, 3); /* a term that the disk holds */
+    assert_true(control_planner(l->c, &planner, &term));
+    for (uint64_t next = 9; next < 11; next++) {
+        forget(l);
+        heartbeat(l, ANN, next);
+        if (control_planner(l->c, &planner, &term))
+            assert_int_equal(term, 3);
+        assert_int_equal(control_term_seen(l->c), 3);
+        const Message *told = find(l, ANN, BODY(REPORT)); /* it may know what runs here */
+        assert_true(!told || told->report->term_seen == 3);
+    }
+    l->disk_full = false;
+    assert_int_equal(feed(l, &(struct control_event){.kind = CONTROL_DISK}), ERR_OK);
+    heartbeat(l, ANN, 10);
+    assert_true(control_planner(l->c, &planner, &term));
+    assert_int_equal(term, 10);
+}
+
+/* Its members know a term that it cannot take: somebody else has to plan. */
+static void test_full_disk_planner_makes_way(void **state)
+{
+    struct lab *l = *state;
+    lab_start(l, 2);
+    reach(l, ANN, true);
+    show(l);
+    while (!find(l, ANN, BODY(CLAIM)))
+        run(l, MS);
+    answer(l, ANN, find(l, ANN, BODY(CLAIM))->claim->term, true, 0, 0);
+    assert_true(control_is_planner(l->c));
+    uint64_t term = control_term_seen(l->c);
+    l->disk_full = true;
+    run(l, 10 * SECOND);
+    assert_true(control_is_planner(l->c)); /* of a term that the disk holds */
+    report(l, ANN, (struct report){.term_seen = term + 4});
+    assert_false(control_is_planner(l->c));
+    assert_int_equal(control_term_seen(l->c), term);
+    run(l, 30 * SECOND);
+    assert_false(control_is_planner(l->c));
+}
+
 static void test_persisted_bytes_that_lie_are_refused(void **state)
 {
     struct lab *l = *state;
@@ -491,6 +581,10 @@ int main(void)
         CASE(test_alone_it_plans_after_listening),
         CASE(test_a_sole_member_plans_at_once),
         CASE(test_term_is_on_disk_before_the_claim_leaves),
+        CASE(test_full_disk_claims_nothing),
+        CASE(test_full_disk_agrees_to_no_claim),
+        CASE(test_full_disk_follows_no_new_planner),
+        CASE(test_full_disk_planner_makes_way),
         CASE(test_persisted_bytes_that_lie_are_refused),
         CASE(test_claim_waits_for_all_or_500_ms),
         CASE(test_one_refusal_ends_a_claim),
