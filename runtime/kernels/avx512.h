@@ -13,6 +13,8 @@
 void avx512_attention(struct kernel_ops *ops);
 void avx512_dense(struct kernel_ops *ops);
 void avx512_few(struct kernel_ops *ops);
+void avx512_wide(struct kernel_ops *ops);
+void avx512_wide_dense(struct kernel_ops *ops);
 void avx512_panels(struct kernel_ops *ops);
 
 #endif

@@ -240,6 +240,7 @@ void c_products(struct kernel_ops *ops)
     ops->dense_outs = DENSE_OUTS;
     ops->panel_outs = PANEL_OUTS;
     ops->few_rows = FEW_ROWS;
+    ops->dense_few_rows = FEW_ROWS;
     ops->tile_rows = TILE_ROWS;
     ops->quantise = c_quantise;
     ops->open = row_open;

@@ -110,8 +110,9 @@ struct product {
     uint32_t height;                      /* rows of a tile */
     uint32_t block_elements, block_bytes; /* of the weights' type */
 
-    uint32_t groups;      /* few rows: far groups of 8 outputs, `groups` rows apart */
+    uint32_t groups;      /* few rows: far groups of `width` outputs, `groups` rows apart */
     uint32_t near_groups; /* and groups of 8 neighbours after them */
+    uint32_t width;       /* PANEL_OUTS or WIDE_OUTS */
     uint32_t panels_per_task;
     uint32_t n_tasks;
 };
@@ -164,7 +165,24 @@ static void tree_end(struct slice_tree *t)
 
 /* ---- few rows */
 
-/* 8 outputs `distance` rows apart over columns [first, first + n). */
+/* Outputs `distance` rows apart over columns [first, first + n), WIDE_OUTS of them. */
+static void wide_slice(const struct product *p, uint32_t out, uint32_t distance, uint32_t first,
+                       uint32_t n, float *ret)
+{
+    const struct kernel_ops *ops = &p->k->ops;
+    const struct activations *a = p->a;
+    const uint8_t *w = weights_at(p, out, first);
+    size_t stride = distance * p->w->row_bytes;
+    float(*sums)[WIDE_OUTS] = (float(*)[WIDE_OUTS])(void *)ret;
+    if (p->dense)
+        ops->wide_dense_few[dense_type(p)](w, stride, n, a->x + first, a->ldx, a->n_rows, sums);
+    else
+        ops->wide_few[p->w->type](
+            w, stride, n / BLOCK,
+            a->quantised + (size_t)(first / BLOCK) * a->n_rows * TILE_ROW_BYTES, a->n_rows, sums);
+}
+
+/* The same for 8 outputs. */
 static void few_slice(const struct product *p, struct scratch s, uint32_t out, uint32_t distance,
                       uint32_t first, uint32_t n, float (*ret)[PANEL_OUTS])
 {
@@ -179,7 +197,10 @@ static void few_slice(const struct product *p, struct scratch s, uint32_t out, u
         return;
     }
     if (!p->opened) {
-        ops->dense_few[dense_type(p)](w, stride, n, a->x + first, a->ldx, a->n_rows, ret, false);
+        for (uint32_t r = 0; r < a->n_rows; r += FEW_ROWS)
+            ops->dense_few[dense_type(p)](w, stride, n, a->x + r * a->ldx + first, a->ldx,
+                                          MIN_OF(a->n_rows - r, (uint32_t)FEW_ROWS), ret + r,
+                                          false);
         return;
     }
     float *rows = (float *)(void *)s.rows;
@@ -200,52 +221,58 @@ static void few_slice(const struct product *p, struct scratch s, uint32_t out, u
     }
 }
 
-/* The first `keep` of 8 outputs. */
+/* The first `keep` of `width` outputs. */
 static void few_group(const struct product *p, struct scratch s, uint32_t out, uint32_t distance,
-                      uint32_t keep)
+                      uint32_t width, uint32_t keep)
 {
-    float sums[SLICE_LEVELS * FEW_ROWS_MAX][PANEL_OUTS]; /* [level][row] */
-    struct slice_tree tree = {sums[0], (size_t)p->a->n_rows * PANEL_OUTS, 0};
+    float sums[SLICE_LEVELS * FEW_ROWS_MAX * WIDE_OUTS]; /* [level][row][width] */
+    struct slice_tree tree = {sums, (size_t)p->a->n_rows * width, 0};
     uint32_t n_in = p->w->n_in;
     memset(sums, 0, tree.n * sizeof(float));
     for (uint32_t i = 0; i * p->slice < n_in; i++) {
         uint32_t first = i * p->slice, n = MIN_OF(p->slice, n_in - first);
         float *next = tree_next(&tree);
-        few_slice(p, s, out, distance, first, n, (float(*)[PANEL_OUTS])(void *)next);
+        if (width == WIDE_OUTS)
+            wide_slice(p, out, distance, first, n, next);
+        else
+            few_slice(p, s, out, distance, first, n, (float(*)[PANEL_OUTS])(void *)next);
         tree_pushed(&tree, i);
     }
     tree_end(&tree);
     for (uint32_t r = 0; r < p->a->n_rows; r++)
         for (uint32_t i = 0; i < keep; i++)
-            p->y[r * p->ldy + out + (size_t)i * distance] = sums[r][i];
+            p->y[r * p->ldy + out + (size_t)i * distance] = sums[r * width + i];
 }
 
 static void few_task(void *arg, uint32_t task, uint32_t thread)
 {
     const struct product *p = arg;
     struct scratch s = kernels_scratch(p->k, thread);
-    uint32_t far_outs = p->groups * PANEL_OUTS, all = p->groups + p->near_groups;
+    uint32_t far_outs = p->groups * p->width, all = p->groups + p->near_groups;
     uint32_t end = task_first(all, p->n_tasks, task + 1);
     for (uint32_t g = task_first(all, p->n_tasks, task); g < end; g++) {
         if (g < p->groups)
-            few_group(p, s, g, p->groups, PANEL_OUTS);
+            few_group(p, s, g, p->groups, p->width, p->width);
         else
-            few_group(p, s, far_outs + (g - p->groups) * PANEL_OUTS, 1, PANEL_OUTS);
+            few_group(p, s, far_outs + (g - p->groups) * PANEL_OUTS, 1, PANEL_OUTS, PANEL_OUTS);
     }
     if (task + 1 == p->n_tasks) /* the last n_out % 8: the same row in all lanes */
         for (uint32_t out = far_outs + p->near_groups * PANEL_OUTS; out < p->w->n_out; out++)
-            few_group(p, s, out, 0, 1);
+            few_group(p, s, out, 0, PANEL_OUTS, 1);
 }
 
 static void run_few(struct product *p)
 {
-    uint32_t n = p->w->n_out / PANEL_OUTS;
-    p->groups = n;
-    /* 8 streams a multiple of 4 KiB apart would share one set of the first-level cache */
-    if (n > 1 && n * p->w->row_bytes % 4096 == 0)
-        p->groups = n - 1;
-    p->near_groups = n - p->groups;
-    p->n_tasks = kernels_tasks(p->k, n, (uint64_t)p->w->n_in * PANEL_OUTS * p->a->n_rows);
+    bool wide = p->dense ? !p->opened && p->k->ops.wide_dense_few[dense_type(p)]
+                         : p->k->ops.wide_few[p->w->type] != NULL;
+    p->width = wide ? WIDE_OUTS : PANEL_OUTS;
+    p->groups = p->w->n_out / p->width;
+    /* streams a multiple of 4 KiB apart would share one set of the first-level cache */
+    if (p->groups > 1 && p->groups * p->w->row_bytes % 4096 == 0)
+        p->groups--;
+    p->near_groups = (p->w->n_out - p->groups * p->width) / PANEL_OUTS;
+    p->n_tasks = kernels_tasks(p->k, p->groups + p->near_groups,
+                               (uint64_t)p->w->n_in * p->width * p->a->n_rows);
     pool_run(p->k->pool, few_task, p, p->n_tasks);
 }
 
@@ -461,8 +488,8 @@ void matmul(struct kernels *k, const struct matrix *w, const struct activations 
     p.outs = p.dense ? k->ops.dense_outs : k->ops.panel_outs;
     p.height = p.dense ? k->ops.dense_rows : k->ops.tile_rows;
     p.whole = p.dense && k->ops.whole.run && (size_t)p.slice * p.outs * 4 <= WHOLE_BUFFER;
-    bool few =
-        a->n_rows <= (p.dense ? FEW_ROWS : k->ops.few_rows) && (p.dense || k->ops.few[w->type]);
+    uint32_t few_rows = p.opened ? FEW_ROWS : p.dense ? k->ops.dense_few_rows : k->ops.few_rows;
+    bool few = a->n_rows <= few_rows && (p.dense || k->ops.few[w->type]);
     if (few)
         run_few(&p);
     else

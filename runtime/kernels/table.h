@@ -22,8 +22,9 @@ enum {
     TILE_ROWS = 8, /* ops.tile_rows may be more, */
     TILE_ROWS_MAX = 16,
     PANEL_OUTS = 8,
+    WIDE_OUTS = 16,   /* of the wide kernels for few rows */
     FEW_ROWS = 4,     /* up to this many rows the weights are used straight from the file, */
-    FEW_ROWS_MAX = 8, /* or, quantised, up to ops.few_rows */
+    FEW_ROWS_MAX = 8, /* or up to ops.few_rows (quantised), ops.dense_few_rows */
     DENSE_ROWS = 6,   /* of our own dense kernels: the least tile and panel */
     DENSE_OUTS = 16,
     DENSE_ROWS_MAX = 24, /* what another library's kernel may want instead */
@@ -67,6 +68,9 @@ struct attend_block {
 /* 8 outputs of n_rows (1..ops.few_rows) rows; output i's weights at w + i * stride. */
 typedef void few_fn(const uint8_t *w, size_t stride, uint32_t n_blocks, const uint8_t *tile,
                     uint32_t n_rows, float (*out)[PANEL_OUTS]);
+/* The same for WIDE_OUTS outputs. */
+typedef void wide_few_fn(const uint8_t *w, size_t stride, uint32_t n_blocks, const uint8_t *tile,
+                         uint32_t n_rows, float (*out)[WIDE_OUTS]);
 typedef void pack_fn(const uint8_t *w, size_t stride, uint32_t n_blocks, uint8_t *panel);
 /* A panel's outputs of the tile's n_rows (1..ops.tile_rows) rows. `resume`: the chains go on from
  * y. */
@@ -74,6 +78,8 @@ typedef void tile_fn(const uint8_t *panel, uint32_t n_blocks, const uint8_t *til
                      float *y, size_t ldy, bool resume);
 typedef void dense_few_fn(const uint8_t *w, size_t stride, uint32_t n_in, const float *x,
                           size_t ldx, uint32_t n_rows, float (*out)[PANEL_OUTS], bool resume);
+typedef void wide_dense_few_fn(const uint8_t *w, size_t stride, uint32_t n_in, const float *x,
+                               size_t ldx, uint32_t n_rows, float (*out)[WIDE_OUTS]);
 /* PANEL_OUTS outputs into a panel of pitch ldp. */
 typedef void dense_pack_fn(const uint8_t *w, size_t stride, uint32_t n_in, float *panel,
                            size_t ldp);
@@ -109,13 +115,16 @@ enum { DENSE_CHECK_BYTES = 192 * 1024 };
 enum dense_type { DENSE_F32, DENSE_F16, DENSE_BF16, DENSE_TYPES };
 
 struct kernel_ops {
-    few_fn *few[TENSOR_TYPES]; /* NULL: pack and tile instead */
-    uint32_t few_rows;         /* FEW_ROWS, or up to FEW_ROWS_MAX */
+    few_fn *few[TENSOR_TYPES];           /* NULL: pack and tile instead */
+    wide_few_fn *wide_few[TENSOR_TYPES]; /* beside few; NULL: 8 outputs at a time only */
+    uint32_t few_rows;                   /* FEW_ROWS, or up to FEW_ROWS_MAX */
+    uint32_t dense_few_rows; /* the same with wide_dense_few, which it needs above FEW_ROWS */
     pack_fn *pack[TENSOR_TYPES];
     tile_fn *tile[PANEL_KINDS];
     uint32_t tile_rows;  /* TILE_ROWS, or TILE_ROWS_MAX */
     uint32_t panel_outs; /* of quantised panels: PANEL_OUTS, or 16 with twice the bytes */
     dense_few_fn *dense_few[DENSE_TYPES];
+    wide_dense_few_fn *wide_dense_few[DENSE_TYPES]; /* NULL: as above */
     dense_pack_fn *dense_pack[DENSE_TYPES];
     dense_tile_fn *dense_tile;
     open_panel_fn *open_panel[TENSOR_TYPES]; /* NULL: open rows one by one */
