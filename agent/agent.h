@@ -12,6 +12,7 @@
 #include "agent/loader.h"
 #include "agent/models.h"
 #include "agent/node.h"
+#include "agent/peer_fds.h"
 #include "agent/store.h"
 #include "agent/worker.h"
 #include "base/log.h"
@@ -111,6 +112,7 @@ struct agent {
     struct pool *pool;
     struct store *store;
     struct models *models;
+    struct peer_fds *fds; /* data connections by peer, of all threads */
     struct inference *inference;
     struct loader *loader;
     struct worker *worker;

@@ -729,10 +729,12 @@ static enum exchange_next models_done(struct exchange *x)
     }
     json_array_foreach(json_object_get(body, "models"), i, m)
     {
-        (void)json_array_append_new(data, json_pack("{s:O, s:s, s:i, s:s, s:O}", "id",
-                                                    json_object_get(m, "name"), "object", "model",
-                                                    "created", 0, "owned_by", "covey", "kv_type",
-                                                    json_object_get(m, "kv_type")));
+        json_t *entry = json_pack("{s:O, s:s, s:i, s:s}", "id", json_object_get(m, "name"),
+                                  "object", "model", "created", 0, "owned_by", "covey");
+        json_t *kv_type = json_object_get(m, "kv_type"); /* not known of every model */
+        if (kv_type)
+            (void)json_object_set(entry, "kv_type", kv_type);
+        (void)json_array_append_new(data, entry);
     }
     json_decref(body);
     if (e != ERR_OK) {

@@ -1,5 +1,7 @@
 #include "agent/inference.h"
 
+#include "agent/peer_fds.h"
+
 #include "agent/mapping_guard.h"
 #include "agent/pipeline.h"
 #include "base/clock.h"
@@ -95,6 +97,7 @@ struct inference {
     struct client clients[PIPELINE_REQUESTS_MAX];
     struct link *links[LINKS_MAX];
     struct node_id peers[LINKS_MAX];
+    int link_fds[LINKS_MAX]; /* the links own them */
     unsigned n_links;
     struct buf scratch;
 
@@ -185,12 +188,20 @@ enum err inference_cancel(struct inference *inf, const struct request_id *reques
     return mailbox_send(inf->to_self, MAIL_CANCEL, request, sizeof *request);
 }
 
+static void close_fd(struct inference *inf, int fd)
+{
+    peer_fds_remove(inf->options.fds, fd);
+    (void)close(fd);
+}
+
 enum err inference_link(struct inference *inf, int fd, const struct hello_result *result)
 {
     struct link_mail m = {fd, *result};
-    enum err e = mailbox_send(inf->to_self, MAIL_LINK, &m, sizeof m);
+    enum err e = peer_fds_add(inf->options.fds, &result->peer, fd);
+    if (e == ERR_OK)
+        e = mailbox_send(inf->to_self, MAIL_LINK, &m, sizeof m);
     if (e != ERR_OK)
-        (void)close(fd);
+        close_fd(inf, fd);
     return e;
 }
 
@@ -243,9 +254,11 @@ static int link_index(const struct inference *inf, const struct node_id *peer)
 static void link_lost(struct inference *inf, int i)
 {
     struct node_id peer = inf->peers[i];
+    peer_fds_remove(inf->options.fds, inf->link_fds[i]);
     link_free(inf->links[i]);
     inf->links[i] = inf->links[--inf->n_links];
     inf->peers[i] = inf->peers[inf->n_links];
+    inf->link_fds[i] = inf->link_fds[inf->n_links];
     tell_loop(inf, LOOP_LINK, &(struct mail_link){peer, false}, sizeof(struct mail_link));
     (void)step(inf, &(struct pipeline_event){.type = PIPELINE_LINK_DOWN, .link = peer});
 }
@@ -587,7 +600,7 @@ static void on_link(struct inference *inf, const struct link_mail *m)
     if (old >= 0)
         link_lost(inf, old);
     if (inf->n_links == LINKS_MAX) {
-        (void)close(m->fd);
+        close_fd(inf, m->fd);
         return;
     }
     struct link_tcp_options options = {
@@ -596,9 +609,10 @@ static void on_link(struct inference *inf, const struct link_mail *m)
     enum err e = link_tcp_new(&options, &inf->links[inf->n_links]);
     if (e != ERR_OK) {
         log_warning(&inf->log, "a data link could not be made (%s)", err_name(e));
-        (void)close(m->fd);
+        close_fd(inf, m->fd);
         return;
     }
+    inf->link_fds[inf->n_links] = m->fd;
     inf->peers[inf->n_links++] = m->result.peer;
     tell_loop(inf, LOOP_LINK, &(struct mail_link){m->result.peer, true}, sizeof(struct mail_link));
     (void)step(inf, &(struct pipeline_event){.type = PIPELINE_LINK_UP, .link = m->result.peer});

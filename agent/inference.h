@@ -16,12 +16,14 @@
 #include "transport/mailbox.h"
 
 struct inference;
+struct peer_fds;
 struct pool;
 
 struct inference_options {
     struct node_id self;
     struct pool *pool;    /* used by this thread alone from inference_start on */
     struct mailbox *loop; /* where answers go; outlives the inference thread */
+    struct peer_fds *fds; /* every data connection is in while it is used; outlives this */
     const struct log *log;
 };
 

@@ -1,5 +1,6 @@
 #include "agent/loader.h"
 
+#include "agent/peer_fds.h"
 #include "base/clock.h"
 #include "base/util.h"
 #include "transport/link_tcp.h"
@@ -52,6 +53,7 @@ struct loader {
     uint32_t n_jobs;
     bool has_bulk;
     struct bulk_mail bulk;
+    int link_fd;        /* of the link that is open; at most one is */
     bool spare_stop;    /* the piece of a second copy that is under way must end */
     uint64_t spare_got; /* its bytes */
 
@@ -114,15 +116,25 @@ void loader_spare_stop(struct loader *l)
     (void)mailbox_send(l->to_self, MAIL_SPARE_STOP, NULL, 0);
 }
 
+static void close_fd(struct loader *l, int fd)
+{
+    peer_fds_remove(l->options.fds, fd);
+    (void)close(fd);
+}
+
 enum err loader_bulk(struct loader *l, const struct node_id *peer, int fd,
                      const struct hello_result *result)
 {
     struct bulk_mail m = {.peer = *peer, .fd = fd};
     if (result)
         m.result = *result;
-    enum err e = mailbox_send(l->to_self, MAIL_BULK, &m, sizeof m);
-    if (e != ERR_OK && fd >= 0)
+    if (fd >= 0 && peer_fds_add(l->options.fds, peer, fd) != ERR_OK) {
         (void)close(fd);
+        m.fd = -1;
+    }
+    enum err e = mailbox_send(l->to_self, MAIL_BULK, &m, sizeof m);
+    if (e != ERR_OK && m.fd >= 0)
+        close_fd(l, m.fd);
     return e;
 }
 
@@ -209,7 +221,7 @@ struct bulk_source loader_source(struct store *store)
 static void drop_bulk(struct loader *l)
 {
     if (l->has_bulk && l->bulk.fd >= 0)
-        (void)close(l->bulk.fd);
+        close_fd(l, l->bulk.fd);
     l->has_bulk = false;
 }
 
@@ -277,8 +289,17 @@ static enum err connect_bulk(struct loader *l, const struct job *job, const stru
         .fd = l->bulk.fd, .keys = l->bulk.result.keys, .frame_bytes_max = BULK_FRAME_BYTES_MAX};
     enum err e = link_tcp_new(&o, ret);
     if (e != ERR_OK)
-        (void)close(l->bulk.fd);
+        close_fd(l, l->bulk.fd);
+    else
+        l->link_fd = l->bulk.fd;
     return e;
+}
+
+static void end_link(struct loader *l, struct link *link)
+{
+    if (link)
+        peer_fds_remove(l->options.fds, l->link_fd);
+    link_free(link);
 }
 
 /* A run of bytes of one small file (the manifest), in pieces. */
@@ -458,7 +479,7 @@ static enum err fetch_from_holders(struct loader *l, const struct job *job, stru
             struct bulk_sink sink = {w, w->model, wanted_next, wanted_put, wanted_missing};
             w->at = 0;
             e = bulk_fetch(link, &sink, FETCH_IDLE_MS, stop_fd);
-            link_free(link);
+            end_link(l, link);
         }
         if (e == ERR_CANCELLED) {
             last = e;
@@ -515,7 +536,7 @@ static enum err ensure_manifest(struct loader *l, const struct job *job, struct 
         e = connect_bulk(l, job, &job->holders[i], &link);
         if (e == ERR_OK)
             e = fetch_manifest(l, link, &job->model, text);
-        link_free(link);
+        end_link(l, link);
         if (e == ERR_OK)
             e = store_get(l->options.store, &job->model, entry);
     }

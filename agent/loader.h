@@ -21,6 +21,7 @@
 #include "transport/mailbox.h"
 
 struct loader;
+struct peer_fds;
 struct pool;
 
 enum {
@@ -33,6 +34,7 @@ struct loader_options {
     struct models *models;
     struct pool *pool;
     struct mailbox *loop;
+    struct peer_fds *fds; /* every data connection is in while it is used; outlives this */
     const struct log *log;
 };
 

@@ -411,17 +411,20 @@ static enum err open_threads(struct agent *a, struct err_text *text)
 {
     TRY(mailbox_new("loop", &a->mailbox));
     TRY(mailbox_sender_new(a->mailbox, &a->from_http));
+    TRY(peer_fds_new(&a->fds));
     struct inference_options i = {
-        .self = a->identity.id, .pool = a->pool, .loop = a->mailbox, .log = &a->log};
+        .self = a->identity.id, .pool = a->pool, .loop = a->mailbox, .fds = a->fds, .log = &a->log};
     TRY(inference_new(&i, &a->inference, text));
     struct loader_options l = {.store = a->store,
                                .models = a->models,
                                .pool = a->pool,
                                .loop = a->mailbox,
+                               .fds = a->fds,
                                .log = &a->log};
     TRY(loader_new(&l, &a->loader, text));
     struct worker_options w = {.store = a->store,
                                .loop = a->mailbox,
+                               .fds = a->fds,
                                .config = &a->config,
                                .log = &a->log,
                                .n_threads = a->local.threads,
@@ -617,6 +620,7 @@ static void stop(struct agent *a)
     inference_free(a->inference);
     loader_free(a->loader);
     worker_free(a->worker);
+    peer_fds_free(a->fds);
     mailbox_sender_free(a->from_http);
     mailbox_free(a->mailbox);
     models_free(a->models);

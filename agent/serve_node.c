@@ -210,10 +210,15 @@ static bool computes_alike(struct agent *a, const struct hello_result *r)
     return false;
 }
 
+/* It may have been revoked while the connection was made. */
+static bool is_member(const struct agent *a, const struct node_id *peer)
+{
+    return trust_is_member(node_trust(a->node), peer);
+}
+
 static void take_link(struct agent *a, int fd, const struct hello_result *result)
 {
-    /* It may have been revoked while the connection was made. */
-    if (trust_is_member(node_trust(a->node), &result->peer) && computes_alike(a, result))
+    if (computes_alike(a, result))
         (void)inference_link(a->inference, fd, result);
     else
         (void)close(fd);
@@ -222,6 +227,10 @@ static void take_link(struct agent *a, int fd, const struct hello_result *result
 void agent_on_data_connection(void *context, int fd, const struct hello_result *result)
 {
     struct agent *a = context;
+    if (!is_member(a, &result->peer)) {
+        (void)close(fd);
+        return;
+    }
     switch (result->kind) {
     case HELLO_DATA:
         take_link(a, fd, result);
@@ -243,6 +252,10 @@ static void on_data_dialled(void *context, enum err e, int fd, const struct hell
     struct agent *a = d->agent;
     struct agent_dial was = *d;
     *d = (struct agent_dial){.agent = NULL};
+    if (e == ERR_OK && !is_member(a, &was.peer)) {
+        (void)close(fd);
+        e = ERR_DENIED;
+    }
     if (e != ERR_OK)
         log_debug(&a->log, "a data connection of kind %u failed (%s)", was.kind, err_name(e));
     if (was.kind == HELLO_DATA && e == ERR_OK)
@@ -388,6 +401,7 @@ static void carry_out(struct agent *a, struct node_effect *x)
         measure(a, x);
         break;
     case NODE_EFFECT_UNLINK:
+        peer_fds_cut(a->fds, &x->peer);
         (void)inference_unlink(a->inference, &x->peer);
         break;
     case NODE_EFFECT_DIAL_LINK:

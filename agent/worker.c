@@ -1,6 +1,7 @@
 #include "agent/worker.h"
 
 #include "agent/control_net.h"
+#include "agent/peer_fds.h"
 #include "agent/pull.h"
 #include "base/file.h"
 #include "base/util.h"
@@ -269,13 +270,19 @@ enum err worker_calibrate(struct worker *w)
 
 /* ---- threads that talk to one peer ---- */
 
+static void close_fd(struct worker *w, int fd)
+{
+    peer_fds_remove(w->options.fds, fd);
+    (void)close(fd);
+}
+
 static struct link *link_of(struct peer_job *j)
 {
     struct link *link = NULL;
     struct link_tcp_options o = {
         .fd = j->fd, .keys = j->result.keys, .frame_bytes_max = BULK_FRAME_BYTES_MAX};
     if (link_tcp_new(&o, &link) != ERR_OK) {
-        (void)close(j->fd);
+        close_fd(j->worker, j->fd);
         return NULL;
     }
     return link;
@@ -328,6 +335,8 @@ static void *run_peer(void *context)
     } else if (link) {
         e = j->initiator ? bandwidth_measure(link, &b) : bandwidth_answer(link, &b);
     }
+    if (link)
+        peer_fds_remove(w->options.fds, j->fd);
     link_free(link);
     if (j->result.kind == HELLO_BANDWIDTH) {
         struct mail_bandwidth m = {j->result.peer, j->address, 0};
@@ -346,8 +355,8 @@ static void start_peer(struct worker *w, int fd, const struct hello_result *resu
     struct peer_job *j = calloc(1, sizeof *j);
     pthread_attr_t attributes;
     pthread_t thread;
-    bool room = take_thread(w);
-    if (j && room && pthread_attr_init(&attributes) == 0) {
+    bool room = take_thread(w), known = peer_fds_add(w->options.fds, &result->peer, fd) == ERR_OK;
+    if (j && room && known && pthread_attr_init(&attributes) == 0) {
         *j = (struct peer_job){
             .worker = w, .fd = fd, .result = *result, .initiator = address != NULL};
         if (address)
@@ -361,7 +370,7 @@ static void start_peer(struct worker *w, int fd, const struct hello_result *resu
     free(j);
     if (room)
         give_up_thread(w);
-    (void)close(fd);
+    close_fd(w, fd);
 }
 
 void worker_serve_bulk(struct worker *w, int fd, const struct hello_result *result)

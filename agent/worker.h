@@ -13,12 +13,14 @@
 #include "transport/hello.h"
 #include "transport/mailbox.h"
 
+struct peer_fds;
 struct worker;
 
 struct worker_options {
     struct store *store;
     struct mailbox *loop;
     const struct config *config; /* outlives the worker */
+    struct peer_fds *fds;        /* every data connection is in while it is used; outlives this */
     const struct log *log;
     uint32_t n_threads; /* of calibration */
     uint64_t kernel_digest;

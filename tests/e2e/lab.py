@@ -232,6 +232,21 @@ class Agent:
         with open(f"/proc/{self.pid}/status") as f:
             return int(re.search(r"VmRSS:\s+(\d+)", f.read()).group(1))
 
+    def n_connections(self, *ports):
+        """TCP connections of the agent that are established with these ports of its own."""
+        inodes = set()
+        for fd in os.listdir(f"/proc/{self.pid}/fd"):
+            with contextlib.suppress(OSError):
+                inodes.add(os.readlink(f"/proc/{self.pid}/fd/{fd}"))
+        n = 0
+        for table in ("tcp", "tcp6"):
+            with open(f"/proc/{self.pid}/net/{table}") as f:
+                for line in f.readlines()[1:]:
+                    words = line.split()
+                    n += (words[3] == "01" and int(words[1].rsplit(":", 1)[1], 16) in ports
+                          and f"socket:[{words[9]}]" in inodes)
+        return n
+
     def n_descriptors(self):
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 

@@ -5,6 +5,8 @@ goes on with exactly the tokens of an undisturbed run, and so do later ones.
 """
 
 import os
+import shutil
+import signal
 import sys
 import time
 import unittest
@@ -110,6 +112,29 @@ class Copies(unittest.TestCase):
         self.assertEqual(b.stage_names("deep"), ["n1"])
         self.check_whole(b.stream(PROMPT, model="deep", **RUN))
         self.assertEqual(b.model("deep")["fatal_losses"], [b.id])
+
+    def test_copier_that_is_revoked_is_cut(self):
+        """In the middle of the copy, while it says nothing: no connection with it outlives its membership."""
+        long = os.path.join(self.lab.folder, "long.gguf")
+        shutil.copy(TINY, long)
+        os.truncate(long, os.path.getsize(long) + (300 << 20))  # 9 s at the pace of copies
+        a = self.lab.agent("n0", memory_limit=WHOLE, options=ROOM)
+        b = self.slow_agent("n1", memory_limit=WHOLE, options=ROOM)
+        self.lab.pair(a, b)
+        b_id = b.id
+        a.ok("pull", long, "--name", "long")
+        a.ok("load", "long", "--context", "256")
+        wait_for(lambda: any(m["here_bytes"] > 20 << 20 for m in b.ask("ls")["models"]), 60, "it copies")
+        os.kill(b.pid, signal.SIGSTOP)
+        try:
+            self.assertGreater(a.n_connections(a.data_port), 0)
+            a.ok("revoke", b_id)
+            # An idle connection with model bytes would live for 30 s.
+            wait_for(lambda: a.n_connections(a.data_port, a.control_port) == 0, 10, "all connections are cut")
+        finally:
+            os.kill(b.pid, signal.SIGCONT)
+        self.assertFalse(any(m["here_bytes"] == m["bytes"] for m in b.ask("ls")["models"]))
+        self.assertEqual(len(a.stream(PROMPT, model="long", ignore_eos=True, max_tokens=20).finish().ids), 20)
 
     def split_over_two_and_a_third(self, second, third):
         """n0 has the file and runs half of it, n1 the other half; n2 has joined later."""

@@ -104,7 +104,8 @@ static json_t *reply_of(const struct rig *r, enum call_kind kind)
     case CALL_LOAD:
         return json_pack("{s:s, s:i}", "id", hex, "context", 512);
     case CALL_MODELS:
-        return json_pack("{s:[{s:s, s:s}]}", "models", "name", "tiny", "kv_type", "f16");
+        return json_pack("{s:[{s:s, s:s}, {s:s}]}", "models", "name", "tiny", "kv_type", "f16",
+                         "name", "bare");
     default:
         return json_pack("{s:s}", "node", "x");
     }
@@ -286,6 +287,7 @@ static void check(struct rig *r, bool local)
     (void)close(fd);
     need(strncmp(answer_text, "HTTP/1.1 200 ", 13) == 0 && strstr(answer_text, "\"id\":\"tiny\""),
          "a well-formed request is not answered");
+    need(strstr(answer_text, "\"id\":\"bare\""), "a model without a kv_type is not listed");
 }
 
 /* ---- life ---- */
