@@ -38,7 +38,9 @@ enum {
     AGENT_NO_FIT_US = 3 * 1000 * 1000, /* so long "does not fit" must last before clients hear it */
     AGENT_REFUSED_US = 1000 * 1000,    /* and so long a refusal: another member may do it */
     AGENT_STOP_US = 12 * 1000 * 1000,  /* a polite stop gives up waiting then */
+    AGENT_DRAIN_US = 2 * 1000 * 1000,  /* so long answers may still end that nobody takes over */
     AGENT_REMEMBER_US = 2 * 1000 * 1000,
+    AGENT_SWEEP_US = 500 * 1000, /* clients that wait are looked after */
     AGENT_DISK_US = 1000 * 1000, /* a full disk is tried again */
 };
 
@@ -126,7 +128,8 @@ struct agent {
     struct agent_call calls[AGENT_CALLS_MAX];
     struct call *listeners[AGENT_CALLS_MAX]; /* of the event stream */
     uint64_t next_call;
-    uint64_t local_due_us, peers_due_us, remember_due_us, stop_until_us, started_us;
+    uint64_t local_due_us, peers_due_us, remember_due_us, started_us;
+    uint64_t stop_until_us, drain_until_us, sweep_due_us;
     uint64_t slept_us;                /* of clock_slept_us: sleep that the node core has heard of */
     char instance[NODE_INSTANCE_MAX]; /* of the mDNS announcement */
     char http_url[CONFIG_WORD_MAX + 32];

@@ -12,6 +12,7 @@
 #include "base/buf.h"
 
 #include <jansson.h>
+#include <stdatomic.h>
 
 struct MHD_Connection;
 struct exchange;
@@ -53,6 +54,8 @@ struct exchange {
     /* wake-ups (see http.c) */
     pthread_mutex_t mutex;
     bool suspended, pending, ended;
+    int fd;
+    atomic_bool gone; /* the client went away while it waited */
 };
 
 /* JSON with a status; the body is taken. NULL counts as out of memory. */

@@ -193,6 +193,8 @@ static ssize_t read_stream(void *context, uint64_t at, char *to, size_t max)
     struct exchange *x = context;
     (void)at;
     while (x->out.len == 0) {
+        if (x->gone)
+            return MHD_CONTENT_READER_END_WITH_ERROR;
         /* Also when this node stops: what came before, and the error that ends it, still goes out.
          */
         bool more = x->more(x);
@@ -423,6 +425,9 @@ static struct exchange *exchange_new(struct http_server *s, struct MHD_Connectio
     x->agent = s->options.agent;
     x->server = s;
     x->connection = c;
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
+    x->fd = info ? info->connect_fd : -1;
     x->local = s->options.unix_path != NULL;
     x->body = BUF_INIT(EXCHANGE_BODY_MAX);
     x->out = BUF_INIT(EXCHANGE_OUT_MAX);
@@ -489,6 +494,8 @@ static void on_connection(void *context, struct MHD_Connection *c, void **socket
 static enum MHD_Result proceed(struct exchange *x)
 {
     for (;;) {
+        if (x->gone)
+            return MHD_NO;
         switch (x->handle(x)) {
         case EXCHANGE_WAIT:
             if (sleep_until_news(x))
@@ -669,6 +676,37 @@ enum err http_server_new(const struct http_options *options, struct http_server 
 uint16_t http_server_port(const struct http_server *s)
 {
     return s->port;
+}
+
+/* Its end of the connection is closed, and nothing that it said is unread. One that closes only its
+ * sending side cannot be told from that. */
+static bool client_has_left(struct exchange *x)
+{
+    char c;
+    ssize_t n = -1;
+    (void)pthread_mutex_lock(&x->mutex);
+    bool looked = x->suspended && x->fd >= 0;
+    if (looked)
+        n = recv(x->fd, &c, 1, MSG_PEEK | MSG_DONTWAIT);
+    bool left = looked && (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR));
+    (void)pthread_mutex_unlock(&x->mutex);
+    return left;
+}
+
+/* libmicrohttpd does not look at suspended connections. */
+void http_server_sweep(struct http_server *s)
+{
+    if (!s)
+        return;
+    (void)pthread_mutex_lock(&s->mutex);
+    for (int i = 0; i < CONNECTIONS_MAX; i++) {
+        struct exchange *x = s->open[i];
+        if (!x || !client_has_left(x))
+            continue;
+        x->gone = true;
+        exchange_wake(x);
+    }
+    (void)pthread_mutex_unlock(&s->mutex);
 }
 
 void http_server_free(struct http_server *s)

@@ -26,6 +26,8 @@ struct http_options {
 enum err http_server_new(const struct http_options *options, struct http_server **ret,
                          struct err_text *text);
 uint16_t http_server_port(const struct http_server *s);
+/* Ends requests whose clients have gone while they wait; to be called about once a second. */
+void http_server_sweep(struct http_server *s);
 /* Ends every connection; calls under way are dropped. */
 void http_server_free(struct http_server *s);
 

@@ -714,6 +714,7 @@ void loader_stop(struct loader *l)
         return;
     while (mailbox_send(l->to_self, MAIL_STOP, NULL, 0) == ERR_BUSY)
         (void)usleep(1000);
+    peer_fds_cut_all(l->options.fds); /* what is being fetched ends here */
     (void)pthread_join(l->thread, NULL);
     l->started = false;
 }

@@ -48,6 +48,7 @@ void loaded_free(void *loaded);
 enum err loader_new(const struct loader_options *options, struct loader **ret,
                     struct err_text *text);
 enum err loader_start(struct loader *l);
+/* Cuts every data connection of this node: nothing else may need one any more. */
 void loader_stop(struct loader *l);
 void loader_free(struct loader *l);
 

@@ -23,6 +23,8 @@ enum {
     DIAL_MEMBER_MAX_US = 2 * 1000 * 1000, /* after healing all meet within 5 s */
     DIAL_STRANGER_MAX_US = 10 * 1000 * 1000,
     DIAL_JOIN_US = 400 * 1000,
+    /* With a token the next address is not kept waiting for one that says nothing (RFC 8305). */
+    DIAL_STAGGER_US = 250 * 1000,
     DIAL_CLONE_US = 1000 * 1000, /* so often its life is proved: sooner than gossip doubts it */
     DIAL_DEADLINE_US = 4 * 1000 * 1000, /* a dial that the shell never reported back on */
     /* Of several addresses some may be dead and say nothing: the first round over them is quick,
@@ -63,6 +65,7 @@ struct node_session {
     struct node_id peer; /* dialled for (PURPOSE_MEMBER), or authenticated as */
     uint64_t boot_id;
     char instance[NODE_INSTANCE_MAX]; /* of the found entry that it was dialled for */
+    uint32_t nth;                     /* … and which of its addresses */
     uint64_t since_us;
     uint64_t patience_us; /* with a dial */
 };
@@ -110,6 +113,7 @@ struct found {
     uint64_t dial_due_us, dial_wait_us, dialling;
     uint32_t n_dropped;
     uint32_t n_join_denied, n_join_failed; /* dials of the present join: dropped, not reached */
+    uint32_t join_answers;                 /* bit i: address i was reached in the present join */
     uint32_t next_address;
     uint64_t order; /* of discovery: the least is the oldest */
 };

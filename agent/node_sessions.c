@@ -140,6 +140,20 @@ static void claim_connected(struct node *n, struct found *f)
     }
 }
 
+/* Of several addresses one has led to the issuer: its token is to be shown once. */
+static void end_other_join_dials(struct node *n, const struct node_session *s)
+{
+    struct found *f = found_find(n, s->instance);
+    if (f)
+        f->dialling = s->id;
+    for (int i = 0; i < NODE_SESSIONS_MAX; i++) {
+        const struct node_session *other = &n->sessions[i];
+        if (other->id && other->state == SESSION_DIALLING && other->purpose == PURPOSE_JOIN &&
+            strcmp(other->instance, s->instance) == 0)
+            sessions_close(n, other->id);
+    }
+}
+
 enum err sessions_ready(struct node *n, const struct node_event *e)
 {
     struct node_session *s = session_find(n, e->session);
@@ -157,7 +171,10 @@ enum err sessions_ready(struct node *n, const struct node_event *e)
         s->inbound = true;
         s->address = e->address;
     }
+    bool joins = s->state == SESSION_DIALLING && s->purpose == PURPOSE_JOIN;
     s->state = SESSION_OPEN;
+    if (joins)
+        end_other_join_dials(n, s);
     struct trust_event up = {.kind = TRUST_SESSION_UP,
                              .now_us = n->now_us,
                              .session = e->session,
@@ -281,6 +298,15 @@ static bool may_be_coming(const struct node *n, const struct peer *p)
     return false;
 }
 
+static void note_join_dial(struct found *f, const struct node_session *was, enum node_down how)
+{
+    bool denied = how == NODE_DOWN_DENIED;
+    f->n_join_denied += denied;
+    f->n_join_failed += !denied;
+    if (denied)
+        f->join_answers |= 1u << was->nth;
+}
+
 void sessions_down(struct node *n, uint64_t session, enum node_down how)
 {
     struct node_session *s = session_find(n, session);
@@ -293,17 +319,17 @@ void sessions_down(struct node *n, uint64_t session, enum node_down how)
                                                        .now_us = n->now_us,
                                                        .session = session});
     struct found *f = found_find(n, was.instance);
+    if (f && was.purpose == PURPOSE_JOIN && was.state == SESSION_DIALLING)
+        note_join_dial(f, &was, how);
     if (f && f->dialling == session) {
         uint64_t most = n->join_call ? DIAL_JOIN_US : DIAL_STRANGER_MAX_US;
         most = f->is_clone ? DIAL_CLONE_US : most;
         f->is_clone = false;
         f->dialling = 0;
-        if (was.purpose == PURPOSE_JOIN && was.state == SESSION_DIALLING) {
-            f->n_join_denied += how == NODE_DOWN_DENIED;
-            f->n_join_failed += how != NODE_DOWN_DENIED;
-        }
         f->n_dropped += how == NODE_DOWN_DENIED;
-        if (f->is.n_addresses > 1 && f->next_address % f->is.n_addresses != 0)
+        bool others = f->is.n_addresses > 1 && f->next_address % f->is.n_addresses != 0 &&
+                      !(n->join_call && f->join_answers);
+        if (others)
             f->dial_due_us = n->now_us; /* the other addresses first */
         else
             f->dial_due_us = n->now_us + MIN_OF(f->dial_wait_us, most);
@@ -431,6 +457,7 @@ enum err sessions_found(struct node *n, const struct node_found *is)
     if (!f->used)
         *f = (struct found){.used = true, .order = ++n->found_order};
     f->is = *is;
+    f->join_answers = 0; /* the addresses may be others */
     f->heard_us = n->now_us;
     f->dial_due_us = n->now_us;
     f->dial_wait_us = DIAL_FIRST_US;
@@ -521,10 +548,44 @@ static bool joins_at(const struct node *n, const struct found *f)
            (f->invites || (n->join_wide && !f->ours));
 }
 
+/* When the next address is dialled beside one that has not answered yet; UINT64_MAX: it is not. */
+static uint64_t stagger_due(const struct node *n, const struct found *f)
+{
+    for (int i = 0; i < NODE_SESSIONS_MAX; i++) {
+        const struct node_session *s = &n->sessions[i];
+        if (s->id == f->dialling)
+            return s->state == SESSION_DIALLING && s->purpose == PURPOSE_JOIN &&
+                           f->next_address % f->is.n_addresses != 0 && f->join_answers == 0
+                       ? s->since_us + DIAL_STAGGER_US
+                       : UINT64_MAX;
+    }
+    return UINT64_MAX;
+}
+
+static uint64_t found_due(const struct node *n, const struct found *f)
+{
+    return f->dialling ? stagger_due(n, f) : f->dial_due_us;
+}
+
+/* The next in turn; of those that were not reached when others were none is tried again. */
+static uint32_t next_address(const struct node *n, struct found *f)
+{
+    bool known = n->join_call && f->join_answers;
+    for (uint32_t k = 0; known && k < f->is.n_addresses; k++) {
+        if (f->join_answers >> (f->next_address % f->is.n_addresses) & 1)
+            break;
+        f->next_address++;
+    }
+    return f->next_address++ % f->is.n_addresses;
+}
+
 static bool wants_dial(const struct node *n, const struct found *f)
 {
-    if (!f->used || f->is.gone || f->is_self || f->dialling || f->is.n_addresses == 0 ||
-        n->stopping)
+    if (!f->used || f->is.gone || f->is_self || f->is.n_addresses == 0 || n->stopping)
+        return false;
+    if (n->join_call && f->dialling)
+        return joins_at(n, f) && stagger_due(n, f) != UINT64_MAX;
+    if (f->dialling)
         return false;
     if (n->join_call)
         return joins_at(n, f);
@@ -535,10 +596,10 @@ static bool wants_dial(const struct node *n, const struct found *f)
 
 static void dial_found(struct node *n, struct found *f)
 {
-    if (!wants_dial(n, f) || n->now_us < f->dial_due_us)
+    if (!wants_dial(n, f) || n->now_us < found_due(n, f))
         return;
-    uint32_t round = f->next_address / f->is.n_addresses;
-    const struct address *a = &f->is.addresses[f->next_address++ % f->is.n_addresses];
+    uint32_t round = f->next_address / f->is.n_addresses, nth = next_address(n, f);
+    const struct address *a = &f->is.addresses[nth];
     struct node_session *s =
         dial(n, a, n->join_call ? PURPOSE_JOIN : PURPOSE_FOUND, f->n_dropped, NULL, f->is.instance);
     if (!s) {
@@ -546,6 +607,7 @@ static void dial_found(struct node *n, struct found *f)
         return;
     }
     f->dialling = s->id;
+    s->nth = nth;
     s->patience_us = patience_us(f->is.n_addresses, round);
 }
 
@@ -571,7 +633,14 @@ void sessions_join(struct node *n, uint64_t call)
     n->join_began_us = n->now_us;
     n->join_wide = false;
     for (int i = 0; i < NODE_FOUND_MAX; i++)
-        n->found[i].n_join_denied = n->found[i].n_join_failed = 0;
+        n->found[i].n_join_denied = n->found[i].n_join_failed = n->found[i].join_answers = 0;
+    for (int i = 0; i < NODE_SESSIONS_MAX; i++) { /* dials that would be for nothing now */
+        const struct node_session *s = &n->sessions[i];
+        if (s->id && s->state == SESSION_DIALLING && s->purpose == PURPOSE_FOUND)
+            sessions_close(n, s->id);
+    }
+    for (int i = 0; i < NODE_FOUND_MAX; i++)
+        n->found[i].next_address = 0;
     sessions_retag(n);
 }
 
@@ -804,7 +873,7 @@ uint64_t sessions_next_due(const struct node *n)
     }
     for (int i = 0; i < NODE_FOUND_MAX; i++) {
         if (wants_dial(n, &n->found[i]))
-            due = MIN_OF(due, n->found[i].dial_due_us);
+            due = MIN_OF(due, found_due(n, &n->found[i]));
     }
     for (uint32_t i = 0; i < n->n_peers; i++) {
         const struct peer *p = &n->peers[i];

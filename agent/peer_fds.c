@@ -55,12 +55,23 @@ void peer_fds_remove(struct peer_fds *p, int fd)
     (void)pthread_mutex_unlock(&p->mutex);
 }
 
-void peer_fds_cut(struct peer_fds *p, const struct node_id *peer)
+/* NULL: all peers. */
+static void cut(struct peer_fds *p, const struct node_id *peer)
 {
     (void)pthread_mutex_lock(&p->mutex);
     for (uint32_t i = 0; i < p->n; i++) {
-        if (node_id_eq(&p->peers[i], peer))
+        if (!peer || node_id_eq(&p->peers[i], peer))
             (void)shutdown(p->fds[i], SHUT_RDWR);
     }
     (void)pthread_mutex_unlock(&p->mutex);
+}
+
+void peer_fds_cut(struct peer_fds *p, const struct node_id *peer)
+{
+    cut(p, peer);
+}
+
+void peer_fds_cut_all(struct peer_fds *p)
+{
+    cut(p, NULL);
 }

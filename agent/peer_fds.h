@@ -20,5 +20,7 @@ enum err peer_fds_add(struct peer_fds *p, const struct node_id *peer, int fd);
 void peer_fds_remove(struct peer_fds *p, int fd);
 /* Shuts down every connection with the peer, both ways: reading and writing them end at once. */
 void peer_fds_cut(struct peer_fds *p, const struct node_id *peer);
+/* All peers': this node stops, and nobody shall wait for a transfer. */
+void peer_fds_cut_all(struct peer_fds *p);
 
 #endif

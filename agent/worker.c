@@ -15,6 +15,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +44,7 @@ struct worker {
     pthread_cond_t changed;
     struct job jobs[QUEUE_MAX];
     uint32_t n_jobs;
-    bool stopping;
+    atomic_bool stopping;
     uint32_t n_peer_threads;        /* guarded by `mutex`; `changed` says when one has ended */
     struct mailbox_sender *to_loop; /* guarded by `mutex` */
     int stop_pipe[2];               /* readable when peer threads are to end */
@@ -86,6 +87,14 @@ static bool on_progress(void *context, uint64_t done, uint64_t total)
     if (call_push(p->call, &item) != ERR_OK)
         json_decref(item.json);
     return true;
+}
+
+static bool goes_on(void *context, uint64_t done, uint64_t total)
+{
+    const struct worker *w = context;
+    (void)done;
+    (void)total;
+    return !w->stopping;
 }
 
 static const char *base_name(const char *path)
@@ -146,8 +155,7 @@ static enum err pull(struct worker *w, struct call *c, char name[MANIFEST_NAME_M
                              .progress = on_progress,
                              .context = &p};
     TRY(pull_file(&o, path, name, text));
-    p.said = 0;
-    return store_import_file(w->options.store, path, name, NULL, NULL, id, text);
+    return store_import_file(w->options.store, path, name, goes_on, w, id, text);
 }
 
 static void do_call(struct worker *w, struct call *c)

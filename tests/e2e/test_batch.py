@@ -2,11 +2,14 @@
 that were seen before are not computed again, and usage says so."""
 
 import json
+import os
 import threading
 import unittest
 
+import deep_model
 from lab import Lab, TINY, wait_for
 
+QUEUE = 64  # PIPELINE_REQUESTS_MAX
 SYSTEM = "You are a careful assistant who answers in rhymes. " * 8
 PROMPTS = [SYSTEM + "What is the sea?", SYSTEM + "What is the sky?", "The quick brown fox. " * 12, "0", SYSTEM,
            "hello world", SYSTEM + "What is the sea? And who sails it?", "The quick brown fox. " * 10 + "!"]
@@ -94,6 +97,31 @@ class Batch(unittest.TestCase):
         self.assertEqual(kv["running"], 0)
         self.assertLessEqual(kv["used_positions"], kv["positions"])
         self.assertGreater(kv["used_positions"], 0)
+
+    def test_one_request_too_many_is_told_so(self):
+        """64 wait or run; the next one is refused, and welcome again when one of them is gone."""
+        the_lab = Lab()
+        self.addCleanup(the_lab.close)
+        deep = os.path.join(the_lab.folder, "deep.gguf")
+        deep_model.write(TINY, deep, 40)
+        a = the_lab.agent("n0", memory_limit="200")
+        a.ok("pull", deep, "--name", "deep")
+        a.ok("load", "deep", "--context", "2048")
+        streams = [a.stream("Once upon a time", model="deep", ignore_eos=True, max_tokens=1900) for _ in range(QUEUE)]
+        wait_for(lambda: len(a.status()["requests"]) == QUEUE, 60, lambda: f"all wait: {len(a.status()['requests'])}")
+        status, body = a.chat(model="deep", max_tokens=1)
+        self.assertEqual(status, 429, body)
+        self.assertEqual(body["error"]["type"], "rate_limit_error")
+        self.assertIn("as many requests as it can", body["error"]["message"])
+        r = a.call("run", "deep", "x", "--max-tokens", "1")
+        self.assertEqual(r.code, 1, r)
+        self.assertIn("as many requests as it can", r.err)
+        self.assertFalse(any(s.error for s in streams))
+        for s in streams:  # most of them still wait for their first token
+            s.drop()
+        wait_for(lambda: not a.status()["requests"], 60, "those whose clients are gone have ended")
+        status, body = a.chat(model="deep", max_tokens=1)
+        self.assertEqual(status, 200, body)
 
     def test_cache_of_8_bits(self):
         """It is a choice, said in the listing, takes less memory, and is as independent of companions."""

@@ -142,6 +142,24 @@ class Faults(unittest.TestCase):
             wait_for(lambda a=a: [n["state"] for n in a.nodes() if n["name"] == tail.name] == ["left"], 10,
                      lambda a=a: f"{tail.name} has left: {a.nodes()}")
 
+    def test_sigterm_with_an_answer_that_nobody_takes_over(self):
+        """Not the whole answer is waited for: the client hears why it ends, and the agent is gone."""
+        self.lab = Lab()
+        self.addCleanup(self.end)
+        a = self.lab.agent("n0", memory_limit=WHOLE)
+        a.ok("pull", self.file, "--name", "deep")
+        a.ok("load", "deep", "--context", "2048")
+        # More than can be computed in the moment that is left to it, on any machine.
+        streams = [a.stream(PROMPT, model="deep", ignore_eos=True, max_tokens=1900) for _ in range(8)]
+        for s in streams:
+            s.reach(5)
+        self.assertEqual(a.terminate(), 0, a.log_tail())
+        for s in streams:
+            s.finish(5)
+            self.assertIsNotNone(s.error)
+            self.assertIn("stopping", s.error["message"])
+            self.assertLess(len(s.ids), 1900)
+
     def test_restart_comes_back_without_join(self):
         a, b = self.cluster(HALF, HALF)
         for agent in (a, b):

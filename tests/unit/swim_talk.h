@@ -325,7 +325,8 @@ static inline void do_act(struct talk *t, const struct row *r)
 {
     Covey__Swim__Message m;
     message_init(t, r->who, &m);
-    struct swim_event e = {.type = r->event, .peer = peer_id(r->who), .session = r->session};
+    struct swim_event e = {
+        .type = r->event, .peer = peer_id(r->who), .session = r->session, .boot_id = r->boot};
     switch (r->act) {
     case DO_NOTHING:
         break;

@@ -255,6 +255,18 @@ static void find(struct world *w, const char *instance, unsigned host, bool give
     drain(w);
 }
 
+/* Node 1 is told of node 0 by `n` addresses, of which only the last leads to it: the others say
+ * nothing. */
+static void find_among_silent(struct world *w, uint32_t n)
+{
+    struct node_found f = {.given = true, .n_addresses = n, .instance = "peer:many"};
+    for (uint32_t i = 0; i < n; i++)
+        f.addresses[i] = address_at(i + 1 < n ? 50 + i : 1);
+    w->silent = true;
+    step(w, 1, &(struct node_event){.type = NODE_EVENT_FOUND, .found = &f});
+    drain(w);
+}
+
 static void make_token(struct world *w, uint64_t ttl_us)
 {
     step(w, 0, &(struct node_event){.type = NODE_EVENT_INVITE, .call = 1, .ttl_us = ttl_us});
@@ -299,6 +311,24 @@ static void test_an_expired_token_is_denied_soon(void **state)
     pass(w, 2 * SECOND);
     find(w, "peer:a", 1, true);
     check_not_accepted(w, join(w, w->token, 30 * SECOND));
+}
+
+/* Addresses that swallow everything cost a quarter of a second each, whatever becomes of the token.
+ */
+static void test_silent_addresses_do_not_delay_a_join(void **state)
+{
+    struct world *w = *state;
+    for (uint32_t n = 2; n <= NODE_ADDRESSES_MAX; n += 3) {
+        find_among_silent(w, n);
+        make_token(w, SECOND);
+        pass(w, 5 * SECOND);
+        check_not_accepted(w, join(w, w->token, 30 * SECOND)); /* it has expired */
+    }
+    make_token(w, 600 * SECOND);
+    assert_true(join(w, w->token, 30 * SECOND) < 3 * SECOND);
+    assert_int_equal(w->answer, ERR_OK);
+    pass(w, 30 * SECOND);
+    assert_int_not_equal(node_session_of(w->node[1], &w->identity[0].id), 0);
 }
 
 static void test_a_used_token_is_denied_soon(void **state)
@@ -575,6 +605,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(test_a_good_token_joins),
         CASE(test_an_expired_token_is_denied_soon),
+        CASE(test_silent_addresses_do_not_delay_a_join),
         CASE(test_a_used_token_is_denied_soon),
         CASE(test_a_malformed_token_is_denied_at_once),
         CASE(test_an_unreachable_host_is_no_fault_of_the_token),

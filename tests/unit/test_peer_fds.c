@@ -41,6 +41,9 @@ static void test_cut_ends_those_of_the_peer(void **state)
     assert_int_equal(end_of(pairs[1]), -1);
     assert_int_equal(end_of(pairs[2]), -1);
     assert_int_equal(end_of(pairs[3]), 0);
+    peer_fds_cut_all(p);
+    assert_int_equal(end_of(pairs[1]), 0);
+    assert_int_equal(end_of(pairs[2]), -1);
     for (int i = 0; i < 4; i++) {
         (void)close(pairs[i][0]);
         (void)close(pairs[i][1]);

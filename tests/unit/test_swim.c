@@ -274,6 +274,34 @@ static void test_restart_and_conflict(void **state)
     CONVERSE(1, seen);
 }
 
+/* A handshake proved that another process has our key: no gossip is needed for that. */
+static void test_rival_that_proved_our_key(void **state)
+{
+    (void)state;
+    const struct row rows[] = {
+        {"speaks", 0, DO_SPEAK, 1, .of = 1, .is = SWIM_ALIVE},
+        {"answers", 0, DO_ANSWER, 1, .of = 1, .is = SWIM_ALIVE},
+        {"we met ourselves", 0, DO_EVENT, .boot = 100, .event = SWIM_EVENT_RIVAL, .is = SWIM_ALIVE,
+         .self_incarnation = 1, .not_effects = EFFECT_SELF_CONFLICT | EFFECT_STATE},
+        {"another process", 0, DO_EVENT, .boot = 50, .event = SWIM_EVENT_RIVAL, .is = SWIM_CONFLICT,
+         .self_incarnation = 2,
+         .effects = EFFECT_SELF_CONFLICT | EFFECT_STATE | EFFECT_INCARNATION},
+        {"it is said once", 0, DO_EVENT, .boot = 50, .event = SWIM_EVENT_RIVAL, .is = SWIM_CONFLICT,
+         .self_incarnation = 2, .not_effects = EFFECT_SELF_CONFLICT | EFFECT_STATE},
+        {"but to everybody, and again", 1001, .is = SWIM_CONFLICT, .self_incarnation = 3, .to = 1,
+         .sent = SENT_PING},
+        {"it lives on", 2000, DO_EVENT, .boot = 50, .event = SWIM_EVENT_RIVAL, .is = SWIM_CONFLICT},
+        {"its silence counts from there", 3400, .is = SWIM_CONFLICT},
+        {"it fell silent", 200, .is = SWIM_ALIVE, .effects = EFFECT_STATE},
+        {"and is back", 0, DO_EVENT, .boot = 51, .event = SWIM_EVENT_RIVAL, .is = SWIM_CONFLICT,
+         .effects = EFFECT_SELF_CONFLICT | EFFECT_STATE},
+        {"we leave", 0, DO_EVENT, .event = SWIM_EVENT_LEAVING, .is = SWIM_LEFT},
+        {"nothing is disputed any more", 0, DO_EVENT, .boot = 52, .event = SWIM_EVENT_RIVAL,
+         .is = SWIM_LEFT, .not_effects = EFFECT_SELF_CONFLICT | EFFECT_STATE},
+    };
+    CONVERSE(1, rows);
+}
+
 static void test_restart_is_an_effect_though_it_stays_alive(void **state)
 {
     (void)state;
@@ -495,6 +523,7 @@ int main(void)
         cmocka_unit_test(test_claims_are_totally_ordered),
         cmocka_unit_test(test_goodbyes),
         cmocka_unit_test(test_restart_and_conflict),
+        cmocka_unit_test(test_rival_that_proved_our_key),
         cmocka_unit_test(test_restart_is_an_effect_though_it_stays_alive),
         cmocka_unit_test(test_lateness_of_ours_kills_nobody),
         cmocka_unit_test(test_version),
