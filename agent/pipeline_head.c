@@ -362,16 +362,25 @@ static void follow(double *average, double value)
 
 void head_measure(struct run *run, uint32_t n_prompt_rows, uint32_t n_rows, uint32_t us)
 {
+    /* Shorter chunks say little about what a row costs more. */
+    static const uint32_t chunk_min = 64;
     static const double row_us_min = 0.1;
     if (!run_is_head(run))
         return;
     if (n_prompt_rows == 0) {
         follow(&run->decode_us, us);
+        run->n_mixed = 0;
         return;
     }
-    double others_us = n_rows > n_prompt_rows ? run->decode_us : 0;
-    double row_us = ((double)us - others_us) / n_prompt_rows;
-    follow(&run->row_us, MAX_OF(row_us, row_us_min));
+    bool mixed = n_rows > n_prompt_rows;
+    if (mixed) {
+        follow(&run->mixed_us, us);
+        follow(&run->mixed_rows, n_prompt_rows);
+        run->n_mixed++;
+    }
+    double row_us = ((double)us - (mixed ? run->decode_us : 0)) / n_prompt_rows;
+    if (run->row_us <= 0 || (!mixed && n_prompt_rows >= chunk_min))
+        follow(&run->row_us, MAX_OF(row_us, row_us_min));
 }
 
 void head_say_drained(struct pipeline *p, struct run *run)

@@ -206,7 +206,9 @@ struct run {
     uint64_t turn;    /* order of the sequence whose prompt is next, for fairness between them */
     bool reset_due;   /* the stages are to be told how long their slots are */
     double decode_us; /* measured here: a step without prompt rows; 0: not yet */
-    double row_us;    /* what a prompt row adds */
+    double row_us;    /* what a row adds to a step of many */
+    double mixed_us, mixed_rows; /* what steps of both took, and how many prompt rows they had */
+    uint32_t n_mixed;            /* since the last step without prompt rows */
 
     /* measurements */
     uint64_t stats_at, stats_decode_us, stats_prefill_us;

@@ -9,8 +9,10 @@
  * one that came last goes back to the front of the queue, and what it has is computed again later.
  * The one that came first is never put back, and alone every sequence fits, so it always ends.
  *
- * A step has the next token of every sequence that has one, then rows of prompts in turn, so many
- * that the step takes no more than about twice as long as without them when others wait for tokens.
+ * A step has the next token of every sequence that has one, then rows of prompts in turn. When
+ * others wait for tokens, so many that by the times of the last few steps this one takes
+ * PROMPT_SHARE more than without them; every PLAIN_EVERY-th has none, so that what a step takes
+ * without is known while prompts enter and the machine gets slower or faster.
  *
  * The order of the controls in a step is the order in which they are made here; the slots of this
  * node change in that same order. */
@@ -28,10 +30,11 @@ enum {
     AWAIT_MIN = STAGE_BLOCK / 2,
     /* Kernels take rows in groups of so many: fewer cost as much. */
     ROW_GROUP = 8,
+    PLAIN_EVERY = 16,
 };
-/* Prompt rows of a step may take this part of what a step without them takes. The measured time of
- * a row comes from larger steps at first, where a row costs less. */
-#define PROMPT_SHARE 0.85
+/* Prompt rows of a step may take this part of what a step without them takes: 2 is the goal for the
+ * longest of many steps, so this leaves room for those that take longer than the others. */
+#define PROMPT_SHARE 0.75
 
 void step_header(struct run *run, struct ring_entry *e)
 {
@@ -423,7 +426,19 @@ static bool streams(const struct sequence *s)
     return s->n_scheduled >= s->n_prompt && s->n_tokens - s->n_scheduled <= 1;
 }
 
-/* Rows of prompts that this step may have. */
+/* Rows of prompts beside which a step takes as long as it may. Before the first such step, half of
+ * what the time of a row in larger steps suggests: in small ones a row costs more. Then from what
+ * the last ones took, and at most twice as many as they had. */
+static double rows_beside(const struct run *run, double token_us, double row_us)
+{
+    double spare_us = PROMPT_SHARE * token_us;
+    if (!(run->mixed_us > 0))
+        return spare_us / row_us / 2;
+    double n = run->mixed_rows + (token_us + spare_us - run->mixed_us) / row_us;
+    return MIN_OF(n, 2 * run->mixed_rows + ROW_GROUP);
+}
+
+/* Rows of prompts that this step, which has n_rows already, may have. */
 static uint32_t prompt_budget(const struct pipeline *p, const struct run *run, uint32_t n_rows,
                               uint32_t n_streams)
 {
@@ -432,11 +447,13 @@ static uint32_t prompt_budget(const struct pipeline *p, const struct run *run, u
     double row_us = run->row_us > 0 ? run->row_us : run->plan.predicted_prefill_us;
     if (n_streams == 0 || !(token_us > 0) || !(row_us > 0))
         return max;
-    double n = PROMPT_SHARE * token_us / row_us;
+    if (n_rows > 0 && run->n_mixed + 1 >= PLAIN_EVERY)
+        return 0;
+    double n = rows_beside(run, token_us, row_us);
     if (n >= max)
         return max;
-    uint32_t rows = (uint32_t)n;
-    return rows > ROW_GROUP ? rows / ROW_GROUP * ROW_GROUP : MAX_OF(rows, 1u);
+    uint32_t rows = n > 1 ? (uint32_t)n : 1;
+    return rows > ROW_GROUP ? rows / ROW_GROUP * ROW_GROUP : rows;
 }
 
 /* As many rows of the slot as there is room for, up to n. */
