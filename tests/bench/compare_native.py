@@ -2,13 +2,15 @@
 """Covey beside a native build of llama.cpp on the same files, alternating in one run: the table of ratios.
 
 usage: compare_native.py COVEY LLAMA_BENCH FILE.gguf... [--threads 1,2] [--prompt 128,512] [--generate 64]
-                         [--depth 0,2048] [--rounds 5] [--json]
+                         [--depth 0,2048] [--rounds 5] [--busy] [--json]
 
 For each file and thread count: `covey bench` and `llama-bench` in turn, pinned to the same cores, one round of each at a
 time. llama.cpp runs with flash attention off and on and is credited with the better of the two. Ratios are medians of the
-rounds' ratios; the speeds beside them are medians too. README.md in this folder says how to build llama.cpp.
+rounds' ratios; the speeds beside them are medians too. With --busy an endless loop runs on the last of the cores all the
+while. README.md in this folder says how to build llama.cpp.
 """
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -40,6 +42,16 @@ def llama_speed(a, path, cores, prompt, generate, depth):
     return best
 
 
+@contextlib.contextmanager
+def loop_on(cores):
+    process = subprocess.Popen(pinned(cores) + ["sh", "-c", "while :; do :; done"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
 def numbers(text):
     return [int(x) for x in text.split(",") if x]
 
@@ -54,6 +66,7 @@ def main():
     p.add_argument("--generate", type=numbers, default=[64])
     p.add_argument("--depth", type=numbers, default=[0, 2048])
     p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--busy", action="store_true", help="an endless loop takes the last core of those that are used")
     p.add_argument("--json", action="store_true")
     a = p.parse_args()
     cores = sorted(os.sched_getaffinity(0))
@@ -66,11 +79,12 @@ def main():
         for threads in a.threads:
             for prompt, generate, depth in cases:
                 ours, theirs = [], []
-                for _ in range(a.rounds):
-                    ours.append(covey_speed(a, path, cores[:threads], prompt, generate, depth))
-                    theirs.append(llama_speed(a, path, cores[:threads], prompt, generate, depth))
+                with loop_on(cores[threads - 1:threads]) if a.busy else contextlib.nullcontext():
+                    for _ in range(a.rounds):
+                        ours.append(covey_speed(a, path, cores[:threads], prompt, generate, depth))
+                        theirs.append(llama_speed(a, path, cores[:threads], prompt, generate, depth))
                 what = f"prompt {prompt}" if prompt else f"generate {generate} @ {depth}"
-                row = {"file": os.path.basename(path), "threads": threads, "what": what,
+                row = {"file": os.path.basename(path), "threads": threads, "what": what, "busy": a.busy,
                        "covey": statistics.median(ours), "llama.cpp": statistics.median(theirs),
                        "ratio": statistics.median(x / y for x, y in zip(ours, theirs))}
                 rows.append(row)

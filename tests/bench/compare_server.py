@@ -8,7 +8,10 @@ Prints, as medians of the rounds, in one run and alternating:
   (no two prompts begin alike, end tokens are banned by a bias; --end names them);
 - Covey alone: the first token of a prompt of 2,000 tokens of which 1,900 were seen before, and of one that was not;
 - Covey alone: the largest gap between two tokens of a stream while a prompt of 2,000 tokens enters, and without;
-- from starting the program to the first token, the file in the page cache, both.
+- from starting the program to the first token, the file in the page cache, both;
+- memory after all that, of both: what is resident, of that the mapped file of the model, and all else (KV cache, working
+  memory, the program), the latter also after the first token, when the KV cache is nearly empty; and how many positions
+  Covey's KV cache holds in the end. Memory that was never written is not resident.
 
 Both servers get the same cores and threads, eight slots and continuous batching. README.md says how to build llama.cpp.
 """
@@ -75,6 +78,19 @@ class Server:
                 if self.process.poll() is not None:
                     raise RuntimeError("the server ended") from None
                 time.sleep(0.005)
+
+    def memory_mib(self, path):
+        """What is resident, and of it the mapped model file."""
+        inode, total, of_file, mapped = str(os.stat(path).st_ino), 0, 0, False
+        with open(f"/proc/{self.process.pid}/smaps", encoding="utf-8") as f:
+            for line in f:
+                field = line.split()
+                if not field[0].endswith(":"):
+                    mapped = field[4] == inode
+                elif field[0] == "Rss:":
+                    total += int(field[1]) / 1024
+                    of_file += int(field[1]) / 1024 if mapped else 0
+        return total, of_file
 
     def stop(self):
         self.process.terminate()
@@ -151,6 +167,7 @@ def main():
     first.stop()
     ours, our_start = start_covey(a, cores, home.name)
     theirs, their_start = start_llama(a, cores)
+    our_memory, their_memory = ours.memory_mib(a.file), theirs.memory_mib(a.file)
     try:
         print(f"start to first token: covey {our_start:.2f} s ({first_start:.2f} s the first time ever, with its calibration), llama.cpp {their_start:.2f} s")
         pairs = [(together(a, ours, i), together(a, theirs, i)) for i in range(1, a.rounds + 1)]
@@ -167,6 +184,13 @@ def main():
         busy = [largest_gap(a, ours, 9500 + 10 * i, True) for i in range(a.rounds)]
         print(f"largest gap between tokens: {m(g for g, _ in quiet) * 1e3:.1f} ms alone, {m(g for g, _ in busy) * 1e3:.1f} ms "
               f"while a long prompt enters (median gap {m(g for _, g in quiet) * 1e3:.1f} ms)")
+        kv = json.loads(subprocess.run([a.covey, "status", "--json"], env=dict(os.environ, COVEY_HOME=home.name), check=True,
+                                       capture_output=True, text=True).stdout)["kv_cache"]
+        for name, server, before in ("covey", ours, our_memory), ("llama.cpp", theirs, their_memory):
+            total, of_file = server.memory_mib(a.file)
+            print(f"memory of {name}: {total:.0f} MiB resident, {of_file:.0f} of the model's file, {total - of_file:.0f} of all "
+                  f"else ({before[0] - before[1]:.0f} after the first token)")
+        print(f"in Covey's KV cache: {kv['used_positions']} of {kv['positions']} positions")
     finally:
         ours.stop()
         theirs.stop()
