@@ -48,16 +48,31 @@ static uint32_t call_of(uint64_t state)
     return (uint32_t)(state >> 32);
 }
 
-/* Runs tasks of the present call until none is left unclaimed; returns the call's number. */
+/* Counts `n` tasks of the present call of n_tasks as done. */
+static void report_done(struct pool *pool, uint32_t n, uint32_t n_tasks)
+{
+    if (atomic_fetch_add(&pool->n_done, n) + n != n_tasks || !atomic_load(&pool->caller_waits))
+        return;
+    (void)pthread_mutex_lock(&pool->lock);
+    (void)pthread_cond_signal(&pool->done);
+    (void)pthread_mutex_unlock(&pool->lock);
+}
+
+/* Runs tasks of the present call until none is left unclaimed; returns the call's number. What it
+ * did is counted at the end, which the call cannot pass before. */
 static uint32_t work(struct pool *pool, uint32_t thread)
 {
     uint64_t state = atomic_load(&pool->state);
+    uint32_t n_mine = 0;
     for (;;) {
         pool_fn *fn = atomic_load_explicit(&pool->fn, memory_order_relaxed);
         void *arg = atomic_load_explicit(&pool->arg, memory_order_relaxed);
         uint32_t n = atomic_load_explicit(&pool->n_tasks, memory_order_relaxed);
         uint32_t task = (uint32_t)state;
         if (task >= n) {
+            if (n_mine > 0)
+                report_done(pool, n_mine, n);
+            n_mine = 0;
             uint64_t now = atomic_load(&pool->state);
             if (now == state)
                 return call_of(state);
@@ -67,11 +82,7 @@ static uint32_t work(struct pool *pool, uint32_t thread)
         if (!atomic_compare_exchange_weak(&pool->state, &state, state + 1))
             continue;
         fn(arg, task, thread);
-        if (atomic_fetch_add(&pool->n_done, 1) + 1 == n && atomic_load(&pool->caller_waits)) {
-            (void)pthread_mutex_lock(&pool->lock);
-            (void)pthread_cond_signal(&pool->done);
-            (void)pthread_mutex_unlock(&pool->lock);
-        }
+        n_mine++;
         state = atomic_load(&pool->state);
     }
 }

@@ -10,6 +10,8 @@ enum {
     SLICE_ROWS_UNIT = 48, /* rows of one pass with slices: a multiple of every tile height */
     CHUNK_MAX = 2048,     /* input elements of dense panels and of opened or copied rows */
 
+    TAPERED_WEIGHT = 65536, /* multiply-adds of a task: some microseconds */
+
     PANEL_BUFFER = 256 * 1024, /* half of a small L2; 1 MiB measured 7 to 13 % slower */
     /* A whole chain for another library's kernel: 4096 elements by 32 outputs. */
     WHOLE_BUFFER = 512 * 1024,
@@ -51,10 +53,31 @@ static inline uint32_t kernels_tasks(const struct kernels *k, uint32_t n, uint64
     return tasks < n ? tasks : n;
 }
 
+/* The same for weights that are read once, where the threads' ends decide: more tasks, but each
+ * long beside what claiming it costs. */
+static inline uint32_t kernels_tapered_tasks(const struct kernels *k, uint32_t n, uint64_t weight)
+{
+    uint64_t tasks = kernels_tasks(k, n, weight), most = n * weight / TAPERED_WEIGHT;
+    if (tasks == 1 || most <= tasks)
+        return (uint32_t)tasks;
+    tasks = (uint64_t)pool_threads(k->pool) * 16;
+    tasks = tasks < most ? tasks : most;
+    return (uint32_t)(tasks < n ? tasks : n);
+}
+
 /* The first of `n` pieces that task t of n_tasks works on; t == n_tasks gives n. */
 static inline uint32_t task_first(uint32_t n, uint32_t n_tasks, uint32_t t)
 {
     return (uint32_t)((uint64_t)n * t / n_tasks);
+}
+
+/* The same with smaller and smaller shares: the first half of the tasks has three quarters of the
+ * pieces. */
+static inline uint32_t task_tapered(uint32_t n, uint32_t n_tasks, uint32_t t)
+{
+    uint64_t large = n_tasks / 2, small = n_tasks - large;
+    uint64_t all = 3 * large + small, at = t < large ? 3 * (uint64_t)t : 3 * large + (t - large);
+    return (uint32_t)(n * at / all);
 }
 
 #endif

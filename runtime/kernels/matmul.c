@@ -249,8 +249,8 @@ static void few_task(void *arg, uint32_t task, uint32_t thread)
     const struct product *p = arg;
     struct scratch s = kernels_scratch(p->k, thread);
     uint32_t far_outs = p->groups * p->width, all = p->groups + p->near_groups;
-    uint32_t end = task_first(all, p->n_tasks, task + 1);
-    for (uint32_t g = task_first(all, p->n_tasks, task); g < end; g++) {
+    uint32_t end = task_tapered(all, p->n_tasks, task + 1);
+    for (uint32_t g = task_tapered(all, p->n_tasks, task); g < end; g++) {
         if (g < p->groups)
             few_group(p, s, g, p->groups, p->width, p->width);
         else
@@ -271,8 +271,8 @@ static void run_few(struct product *p)
     if (p->groups > 1 && p->groups * p->w->row_bytes % 4096 == 0)
         p->groups--;
     p->near_groups = (p->w->n_out - p->groups * p->width) / PANEL_OUTS;
-    p->n_tasks = kernels_tasks(p->k, p->groups + p->near_groups,
-                               (uint64_t)p->w->n_in * p->width * p->a->n_rows);
+    p->n_tasks = kernels_tapered_tasks(p->k, p->groups + p->near_groups,
+                                       (uint64_t)p->w->n_in * p->width * p->a->n_rows);
     pool_run(p->k->pool, few_task, p, p->n_tasks);
 }
 

@@ -224,7 +224,7 @@ int main(int argc, char **argv)
         return 1;
     }
     rng_seed(&b.rng, 1);
-    size_t floats = (size_t)512 * 5632;
+    size_t floats = (size_t)1024 * 5632; /* 16 rows of as many outputs as Q2_K has in the memory */
     b.weights = aligned_alloc(4096, (size_t)MEMORY_MB << 20);
     b.x = aligned_alloc(64, floats * 4);
     b.y = aligned_alloc(64, floats * 4);
