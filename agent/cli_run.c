@@ -4,6 +4,7 @@
 #include "agent/client.h"
 #include "base/util.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -154,6 +155,30 @@ static bool on_progress(void *context, json_t *line)
     return true;
 }
 
+/* "/a", "./a", "../a" and "a.gguf" name files; "OWNER/REPOSITORY/a.gguf" is one of the hub. */
+static bool names_a_file(const char *word)
+{
+    const char *slash = strchr(word, '/');
+    size_t n = strlen(word);
+    bool ends = n > 5 && strcmp(word + n - 5, ".gguf") == 0;
+    return word[0] == '/' || strncmp(word, "./", 2) == 0 || strncmp(word, "../", 3) == 0 ||
+           (ends && (!slash || !strchr(slash + 1, '/')));
+}
+
+static void say_pulled(const json_t *result)
+{
+    static const char *const ways[][2] = {{"hub", "is here, from the model hub"},
+                                          {"package", "is here, from a Python package"},
+                                          {"file", "is here, from the file"},
+                                          {"store", "was here already"}};
+    const char *from = json_string_value(json_object_get(result, "from")), *way = "is here";
+    for (size_t i = 0; from && i < ARRAY_LEN(ways); i++) {
+        if (strcmp(from, ways[i][0]) == 0)
+            way = ways[i][1];
+    }
+    (void)printf("%s %s\n", json_string_value(json_object_get(result, "name")), way);
+}
+
 int cli_pull(const struct cli *c)
 {
     struct output o = {.cli = c};
@@ -161,6 +186,10 @@ int cli_pull(const struct cli *c)
     bool no_agent = false;
     char absolute[PATH_MAX];
     bool is_file = access(c->words[0], R_OK) == 0 && realpath(c->words[0], absolute);
+    if (!is_file && names_a_file(c->words[0])) {
+        (void)err_set(&text, ERR_NOT_FOUND, "%.300s: %s", c->words[0], strerror(errno));
+        return cli_fail(ERR_NOT_FOUND, false, &text);
+    }
     json_t *args = json_pack("{s:s}", is_file ? "path" : "name", is_file ? absolute : c->words[0]);
     if (is_file && c->name)
         (void)json_object_set_new(args, "name", json_string(c->name));
@@ -177,7 +206,7 @@ int cli_pull(const struct cli *c)
     if (e == ERR_OK && c->json)
         cli_print_json(o.result);
     else if (e == ERR_OK)
-        (void)printf("%s is here\n", json_string_value(json_object_get(o.result, "name")));
+        say_pulled(o.result);
     json_decref(o.result);
     json_decref(o.error);
     return code;

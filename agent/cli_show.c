@@ -15,15 +15,21 @@ static double number(const json_t *o, const char *key)
     return json_number_value(json_object_get(o, key));
 }
 
-void show_size(double bytes, char ret[32])
+static void show_scaled(double x, double step, const char *const units[5], char ret[32])
 {
-    static const char *const units[] = {"B", "kB", "MB", "GB", "TB"};
     int i = 0;
-    while (bytes >= 999.5 && i < 4) {
-        bytes /= 1000;
+    while (x >= step - 0.5 && i < 4) {
+        x /= step;
         i++;
     }
-    (void)snprintf(ret, 32, i == 0 || bytes >= 100 ? "%.0f %s" : "%.1f %s", bytes, units[i]);
+    (void)snprintf(ret, 32, i == 0 || x >= 100 ? "%.0f %s" : "%.1f %s", x, units[i]);
+}
+
+/* Sizes of memory and files count in 1024, rates in 1000. */
+void show_size(double bytes, char ret[32])
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    show_scaled(bytes, 1024, units, ret);
 }
 
 static void show_rate(double bytes_per_s, char ret[32])
@@ -32,9 +38,8 @@ static void show_rate(double bytes_per_s, char ret[32])
         (void)snprintf(ret, 32, "-");
         return;
     }
-    char size[32];
-    show_size(bytes_per_s, size);
-    (void)snprintf(ret, 32, "%.28s/s", size);
+    static const char *const units[] = {"B/s", "kB/s", "MB/s", "GB/s", "TB/s"};
+    show_scaled(bytes_per_s, 1000, units, ret);
 }
 
 static void show_rtt(double us, char ret[32])

@@ -19,9 +19,9 @@ static void say(json_t *findings, const char *level, const char *text, const cha
 static void check_memory(const struct agent *a, json_t *findings)
 {
     char text[160];
-    double free_gb = (double)a->local.budget_bytes / 1e9;
-    (void)snprintf(text, sizeof text, "%.2f GB of %.1f GB may be used for models", free_gb,
-                   (double)a->local.memory_total_bytes / 1e9);
+    (void)snprintf(text, sizeof text, "%.2f GiB of %.1f GiB may be used for models",
+                   (double)a->local.budget_bytes / 0x1p30,
+                   (double)a->local.memory_total_bytes / 0x1p30);
     if (a->local.budget_bytes < (UINT64_C(64) << 20))
         say(findings, "problem", text,
             a->config.memory_limit ? "raise --memory-limit"

@@ -98,8 +98,8 @@ static void check_memory(json_t *findings)
     struct sysinfo_memory m;
     char text[120];
     sysinfo_read_memory(&m);
-    (void)snprintf(text, sizeof text, "%.2f GB of %.1f GB of memory are available",
-                   (double)m.available_bytes / 1e9, (double)m.total_bytes / 1e9);
+    (void)snprintf(text, sizeof text, "%.2f GiB of %.1f GiB of memory are available",
+                   (double)m.available_bytes / 0x1p30, (double)m.total_bytes / 0x1p30);
     if (m.available_bytes >> 20 < MEMORY_LITTLE_MIB)
         say(findings, "problem", text, "close other programs: too little memory is free");
     else

@@ -187,8 +187,12 @@ static void on_trust_effect(struct node *n, const struct trust_effect *x)
     case TRUST_EFFECT_MEMBERS_CHANGED:
         peer_sync_with_trust(n);
         break;
-    case TRUST_EFFECT_SECRETS_CHANGED:
     case TRUST_EFFECT_INVITES_CHANGED:
+        records_publish_facts(n); /* members know their own cluster's invitations */
+        n->tags_changed = true;
+        sessions_retag(n);
+        break;
+    case TRUST_EFFECT_SECRETS_CHANGED:
         n->tags_changed = true;
         sessions_retag(n);
         break;
@@ -444,10 +448,18 @@ static enum err on_join(struct node *n, const struct node_event *e)
         return ERR_INVALID;
     }
     enum err r = node_feed_trust(n, &t);
+    uint8_t tag[TOKEN_TAG_BYTES];
+    token_tag(&t.token, tag);
+    if (r == ERR_DENIED && records_invited_by_member(n, tag)) {
+        node_answer(n, e->call, ERR_OK,
+                    "that invitation is to this node's own cluster: it is a member already");
+        return ERR_OK;
+    }
     if (r != ERR_OK) {
         node_answer(n, e->call, r,
-                    r == ERR_DENIED ? "this node is in a cluster with others: `covey join --leave "
-                                      "TOKEN` leaves it first"
+                    r == ERR_DENIED ? "this node is in a cluster with others already: where the "
+                                      "token is of another one, `covey join --leave TOKEN` leaves "
+                                      "this one first"
                     : r == ERR_EXISTS
                         ? "this node made that invitation itself: use it on the other machine"
                         : "cannot join just now");

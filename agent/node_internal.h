@@ -216,6 +216,8 @@ void records_publish_models(struct node *n);
 /* node_records.c */
 void records_set(struct node *n, uint8_t kind, const ProtobufCMessage *m);
 void records_publish_facts(struct node *n);
+/* Is it the tag of an invitation that a member says it holds open? */
+bool records_invited_by_member(const struct node *n, const uint8_t tag[TOKEN_TAG_BYTES]);
 void records_publish_links(struct node *n);
 /* Takes what others call `about` by (LINKS records) as addresses to dial it at. */
 void records_hear_addresses(struct node *n, const struct peer *about);

@@ -53,8 +53,28 @@ void records_publish_facts(struct node *n)
     f.awake = is_awake(n);
     f.data_port = n->options.data_port;
     f.room_bytes = l->room_bytes;
+    uint8_t cluster_tag[NODE_TAG_MAX], invite_tags[NODE_TAG_MAX];
+    uint32_t n_cluster_tag, n_invite_tags;
+    node_tags(n, "", cluster_tag, &n_cluster_tag, invite_tags, &n_invite_tags);
+    f.invite_tags = (ProtobufCBinaryData){n_invite_tags, invite_tags};
     records_set(n, RECORD_FACTS, &f.base);
     plan_view_changed(n);
+}
+
+bool records_invited_by_member(const struct node *n, const uint8_t tag[TOKEN_TAG_BYTES])
+{
+    bool found = false;
+    for (uint32_t i = 0; !found && i < n->n_peers; i++) {
+        struct swim_record_view r;
+        if (!swim_record(n->swim, &n->peers[i].id, RECORD_FACTS, &r))
+            continue;
+        Covey__Node__Facts *m = covey__node__facts__unpack(NULL, r.len, r.bytes);
+        for (size_t at = 0; m && at + TOKEN_TAG_BYTES <= m->invite_tags.len; at += TOKEN_TAG_BYTES)
+            found |= memcmp(m->invite_tags.data + at, tag, TOKEN_TAG_BYTES) == 0;
+        if (m)
+            covey__node__facts__free_unpacked(m, NULL);
+    }
+    return found;
 }
 
 /* The best path of a peer: up and quickest. */

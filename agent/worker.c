@@ -136,7 +136,7 @@ static enum err add_file(struct worker *w, struct call *c, char name[MANIFEST_NA
 }
 
 static enum err pull(struct worker *w, struct call *c, char name[MANIFEST_NAME_MAX],
-                     struct hash256 *id, struct err_text *text)
+                     struct hash256 *id, const char **ret_from, struct err_text *text)
 {
     const char *wanted = json_string_value(json_object_get(call_args(c), "name"));
     if (!wanted)
@@ -145,6 +145,7 @@ static enum err pull(struct worker *w, struct call *c, char name[MANIFEST_NAME_M
     if (store_find(w->options.store, wanted, &known) == ERR_OK && known.complete) {
         (void)snprintf(name, MANIFEST_NAME_MAX, "%s", known.name);
         *id = known.id;
+        *ret_from = "store"; /* it was here already */
         return ERR_OK;
     }
     struct progress p = {w, c, 0};
@@ -154,7 +155,7 @@ static enum err pull(struct worker *w, struct call *c, char name[MANIFEST_NAME_M
                              .folder = w->options.config->folders.data,
                              .progress = on_progress,
                              .context = &p};
-    TRY(pull_file(&o, path, name, text));
+    TRY(pull_file(&o, path, name, ret_from, text));
     return store_import_file(w->options.store, path, name, goes_on, w, id, text);
 }
 
@@ -163,14 +164,15 @@ static void do_call(struct worker *w, struct call *c)
     struct err_text text = {""};
     struct hash256 id;
     char name[MANIFEST_NAME_MAX] = "", hex[HEX_ID_MAX];
-    enum err e =
-        call_kind(c) == CALL_PULL ? pull(w, c, name, &id, &text) : add_file(w, c, name, &id, &text);
+    const char *from = "file";
+    enum err e = call_kind(c) == CALL_PULL ? pull(w, c, name, &id, &from, &text)
+                                           : add_file(w, c, name, &id, &text);
     if (e != ERR_OK) {
         call_fail(c, e, "%s", text.text[0] ? text.text : err_name(e));
     } else {
         tell_loop(w, LOOP_MODEL_NEWS, &id, sizeof id);
         hex_of_32(id.bytes, hex);
-        call_reply(c, ERR_OK, json_pack("{s:s, s:s}", "id", hex, "name", name));
+        call_reply(c, ERR_OK, json_pack("{s:s, s:s, s:s}", "id", hex, "name", name, "from", from));
     }
     call_unref(c);
 }

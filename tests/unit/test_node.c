@@ -420,6 +420,26 @@ static void pair(struct world *w)
     pass(w, 5 * SECOND);
 }
 
+static void test_a_token_of_the_own_cluster_is_no_fault(void **state)
+{
+    struct world *w = *state;
+    struct node_local local = {.cores = 1};
+    pair(w);
+    step(w, 0, &(struct node_event){.type = NODE_EVENT_LOCAL, .local = &local});
+    make_token(w, 600 * SECOND);
+    pass(w, 3 * SECOND); /* it is gossiped */
+    assert_int_equal(join(w, w->token, SECOND), 0);
+    assert_int_equal(w->answer, ERR_OK);
+    assert_non_null(strstr(w->text, "a member already"));
+    assert_non_null(strstr(w->text, "own cluster"));
+    struct token other = {{1, 2, 3}};
+    char text[TOKEN_TEXT_MAX];
+    token_format(&other, text);
+    assert_int_equal(join(w, text, SECOND), 0);
+    assert_int_equal(w->answer, ERR_DENIED);
+    assert_non_null(strstr(w->text, "--leave"));
+}
+
 static struct node_view view_of(struct world *w, unsigned of)
 {
     static struct node_view views[64];
@@ -606,6 +626,7 @@ int main(void)
         CASE(test_a_good_token_joins),
         CASE(test_an_expired_token_is_denied_soon),
         CASE(test_silent_addresses_do_not_delay_a_join),
+        CASE(test_a_token_of_the_own_cluster_is_no_fault),
         CASE(test_a_used_token_is_denied_soon),
         CASE(test_a_malformed_token_is_denied_at_once),
         CASE(test_an_unreachable_host_is_no_fault_of_the_token),
