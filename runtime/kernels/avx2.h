@@ -21,6 +21,7 @@ void avx2_few(struct kernel_ops *ops);
 void avx2_opened(struct kernel_ops *ops);
 void avx2_panels(struct kernel_ops *ops);
 void avx2_dense(struct kernel_ops *ops);
+void avx2_wide_dense(struct kernel_ops *ops); /* of AVX-VNNI only */
 void avx2_rows(struct kernel_ops *ops);
 void avx2_attention(struct kernel_ops *ops);
 void avx2_combine(struct attend_sum *to, const struct attend_sum *from, uint32_t head_dim);
